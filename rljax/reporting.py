@@ -18,12 +18,15 @@ from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.evaluation import Evaluated
 from rljax.rollout.limits import total_steps
+from rljax.rollout.producer import SAMPLING_SECONDS
 from rljax.rollout.tracker import GENERATED_TOKENS
 from rljax.run import Run
 from rljax.sinks import RunState, Sink, Status
 from rljax.types import Group, Trajectory
 
 WALL = "timeperf/wall"
+UPDATED = "timeperf/update_tokens_per_s"  # its sum: tokens of the batch
+LEARNER_PHASES = tuple(f"timeperf/{name}" for name in ("score", "reference", "teacher", "values", "update", "update_critic"))
 COUNTS = ("rejected", "stale", "stale_tokens", "dropped", "again")  # of the buffer, reported per step
 
 
@@ -55,8 +58,9 @@ class Reporter:
         since = merge([metrics, taken, self.accumulator.drain(), self._timer.drain(), _host_memory()])
         wall = self._wall_time()
         rates = {WALL: Mean(wall, 1)} | _throughput(since, wall)
-        since.pop(GENERATED_TOKENS, None)
-        self.add(step, since | rates)
+        for name in (GENERATED_TOKENS, SAMPLING_SECONDS):
+            since.pop(name, None)
+        self.add(step, since | rates | self._sampler_memory())
         self.status(step, RunState.RUNNING)
 
     def add(self, step: int, metrics: Mapping[str, Mean]) -> None:
@@ -119,6 +123,10 @@ class Reporter:
         self.accumulator.restore(state["accumulator"])
         self._reported = Counter(state["written"])
 
+    def _sampler_memory(self) -> dict[str, Mean]:
+        peak = self._run.engine.sampler.memory_peak
+        return {} if peak is None else {"memory/sampler_peak_bytes": Mean(peak, 1)}
+
     def _wall_time(self) -> float:
         """Returns the seconds since the last step, with its waits, evaluations and saves."""
         before, self._last_write = self._last_write, time.perf_counter()
@@ -126,9 +134,15 @@ class Reporter:
 
 
 def _throughput(metrics: Mapping[str, Mean], seconds: float) -> dict[str, Mean]:
-    """Returns tokens per second of wall time of the sampling side and of the learner's."""
+    """Returns tokens per second of both sides: of wall time, and of the time in which each worked."""
     rates = {"timeperf/generated_tokens_per_s": GENERATED_TOKENS, "timeperf/trained_tokens_per_s": TRAINED_TOKENS}
-    return {rate: Mean(metrics[name].sum, seconds) for rate, name in rates.items() if name in metrics}
+    found = {rate: Mean(metrics[name].sum, seconds) for rate, name in rates.items() if name in metrics}
+    if GENERATED_TOKENS in metrics and (sampled := metrics.get(SAMPLING_SECONDS)) and sampled.sum:
+        found["timeperf/sampler_tokens_per_s"] = Mean(metrics[GENERATED_TOKENS].sum, sampled.sum)
+    if UPDATED in metrics:
+        busy = sum(metrics[name].sum for name in LEARNER_PHASES if name in metrics)
+        found["timeperf/learner_tokens_per_s"] = Mean(metrics[UPDATED].sum, busy)
+    return found
 
 
 def _host_memory() -> dict[str, Mean]:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from rljax.metrics.accumulator import Accumulator
+from rljax.metrics.busy import BusyClock
 from rljax.metrics.mean import Mean, merge
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.journal import Journals, Record
-from rljax.rollout.producer import GroupRunner, Producer, RetryingGenerator
+from rljax.rollout.producer import SAMPLING_SECONDS, GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.result import Failure
 from rljax.rollout.tracker import PromptTracker
 from rljax.run import Run
@@ -49,6 +50,7 @@ class Sampling:
         self._recovered, self._beat, self._export = recovered, beat, export
         self._task: asyncio.Task[None] | None = None
         self._trackers: list[PromptTracker] = []
+        self._busy = BusyClock()  # of requests in this process
 
     @property
     def first_failure(self) -> Failure | None:
@@ -106,7 +108,8 @@ class Sampling:
     def take_metrics(self) -> dict[str, Mean]:
         """Returns metrics of workers and reward processes since the last call."""
         server = self._run.worker_server
-        return merge([self._run.take_metrics(), server.take_metrics() if server is not None else {}])
+        own = {SAMPLING_SECONDS: Mean(self._busy.drain(), 1)} if server is None else server.take_metrics()
+        return merge([self._run.take_metrics(), own])
 
     async def _produce(self) -> None:
         """Generates groups, in this process or in rollout workers, until it is cancelled."""
@@ -120,6 +123,7 @@ class Sampling:
             timeout=config.request_timeout,
             retries=config.rollout.request_retries,
             lost=lambda error: self._accumulator.count(f"rollout/lost/{error.kind}"),
+            busy=self._busy,
         )
         runner = GroupRunner(
             run.workflow,

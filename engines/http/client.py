@@ -108,6 +108,10 @@ class HttpSampler(Sampler):
         self.control = asyncio.Lock()  # locked while a server is brought back, and to begin a pause
         self._watch: Watch | None = None
 
+    @property
+    def memory_peak(self) -> int | None:
+        return max((remote.info.memory for remote in self._remotes if remote.info.memory is not None), default=None)
+
     # Requests
 
     async def generate(self, request: Request) -> Completion:

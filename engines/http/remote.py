@@ -32,6 +32,9 @@ _ERROR_LENGTH = 500  # characters of a server's message shown in an error
 _RUN = f"{socket.gethostname()} process {os.getpid()} {uuid.uuid4().hex}"
 
 
+RESERVED = ("weight", "kvcache", "graph")  # SGLang's names
+
+
 class ServerOwned(UserError):
     """Raised if another run publishes to a server."""
 
@@ -50,6 +53,7 @@ class ServerInfo:
     context_length: int | None  # tokens of prompt and completion
     vocabulary: int | None  # ids in [0, vocabulary); None if the server's model directory can't be read here
     tensor: int = 1  # devices per server
+    memory: int | None = None  # bytes per device of weights, cache and graphs; None if it doesn't tell
 
     @property
     def streams_by_request(self) -> bool:
@@ -120,10 +124,23 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Server
             context_length=int(context) if context else None,
             vocabulary=_vocabulary(str(model["model_path"])),
             tensor=int(server.get("tp_size") or 1),
+            memory=_memory(server),
         )
         return info, version_of(str(model["weight_version"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{base}: this server does not speak SGLang's protocol ({type(error).__name__}: {error})") from None
+
+
+def _memory(server: Mapping[str, Any]) -> int | None:
+    """Returns what SGLang has reserved on a device; None for a server that doesn't say."""
+    states = [state.get("memory_usage") or {} for state in server.get("internal_states") or ()]
+    totals = [sum(map(_gigabytes, (usage.get(name) for name in RESERVED))) for usage in states]
+    return round(max(totals) * 2**30) or None if totals else None
+
+
+def _gigabytes(value: Any) -> float:
+    """Returns a size in units of 2**30 bytes; some releases give one for each phase."""
+    return sum(map(float, value.values())) if isinstance(value, Mapping) else float(value or 0)
 
 
 def _vocabulary(model_path: str) -> int | None:

@@ -94,6 +94,11 @@ class JaxSampler(Sampler):
         """Name of the implementation in use."""
         return self._programs.attention.name
 
+    @property
+    def memory_peak(self) -> int | None:
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in self._programs.mesh.local_devices]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
     def stats(self) -> SamplerStats:
         return self._scheduler.stats()
 

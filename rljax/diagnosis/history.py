@@ -26,7 +26,7 @@ from rljax.errors import UserError
 from rljax.process import liveness
 
 METRICS, SAMPLES, GUARD, HISTOGRAMS = LINE_FILES = ("metrics.jsonl", "samples.jsonl", "guard.jsonl", "histograms.jsonl")
-CONFIG, CONTEXT, STATUS = "config.json", "context.json", "status.json"
+CONFIG, CONTEXT, STATUS, PLAN = "config.json", "context.json", "status.json", "plan.json"
 REWARD = "rollout/reward"
 EVALUATION_REWARD = "eval-rollout/reward"
 
@@ -47,6 +47,7 @@ class History:
     context: Sequence[Mapping[str, Any]] = ()  # `sessions` of context.json, the oldest first
     config: Config | None = None
     status: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = None  # plan.json: what was estimated and measured
     source: str = ""  # path, for messages
     trainer: str = OWN  # that wrote the log
     theirs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # our names of metrics -> the trainer's
@@ -71,6 +72,7 @@ class History:
             raise UserError(f"{flag}: {workdir} has no {METRICS} (a run that has begun has; --log reads other logs)")
         context = run_files.read_object(workdir / CONTEXT)
         config = run_files.read_config(workdir / CONFIG)
+        plan = run_files.read_object(workdir / PLAN)
         sessions = (context or {}).get("sessions")
         paths = {name: workdir / name for name in LINE_FILES}
         lines = {
@@ -85,9 +87,10 @@ class History:
             context=[each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else (),
             config=config,
             status=status,
+            plan=plan,
             source=str(workdir),
             lost=lost,
-            damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status}, lines),
+            damage=_damage(workdir, {CONFIG: config, CONTEXT: context, STATUS: status, PLAN: plan}, lines),
         )
 
     @classmethod

@@ -50,6 +50,10 @@ BASELINE = Count(10, "steps", "first RL steps, that later ones are compared with
 SIMULTANEOUS_STEPS = Count(3, "steps", "onsets closer than this count as simultaneous; then the order of links decides")
 SIMULTANEOUS_SHARE = Threshold(0.03, "share of the RL steps", "likewise, in a longer run")
 
+# The plan beside what was measured
+PLANNED_MEMORY = Threshold(0.1, "share of the estimate", "what the plan is held to (docs/plan.md)")
+PLANNED_TIME = Threshold(2.0, "times the estimate, or its part", "rooflines are no closer where steps are short")
+
 # Environment
 MAX_TRUNCATION = Threshold(0.05, "share of completions", "practice: above it the length limit shapes the reward")
 BROKEN_TRUNCATION = Threshold(0.3, "share of completions", "one in three answers is not heard to its end; tuned")

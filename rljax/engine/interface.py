@@ -123,6 +123,11 @@ class Sampler(Generator):
         """Returns once a restarted part of the sampler waits for a publish; by default never."""
         await asyncio.Event().wait()
 
+    @property
+    def memory_peak(self) -> int | None:
+        """Most bytes in use so far on the fullest of its devices; by default None: it can't tell."""
+        return None
+
     # Samplers that share devices with the learner
 
     lends: bool = False

@@ -1,6 +1,8 @@
 """Runs what one host of a job has to run: its processes, with their ranks, until they end.
 
-Signals that ask to stop are passed on to the processes, which save and end in their own time. A
+Signals that ask to stop are passed on to the processes, which save and end in their own time.
+SIGUSR1 asks too, and may be sent to the processes as well, as Slurm does: they ignore it, whereas a
+second SIGTERM would end them at once. A
 process that fails ends the others of its host, and the run's own watch ends the other hosts'.
 A server that ends is started again.
 """
@@ -99,12 +101,13 @@ def run(job: Job, name: str, place: Place) -> int:
     children: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: object) -> None:
+        number = signal.SIGTERM if number == signal.SIGUSR1 else number
         stopping.append(number)
         for child in children:
             if child.poll() is None:
                 child.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         for attempt in range(1 + (job.restarts if name == "serve" else 0)):
             children[:] = [_start(job, process, shared) for process in processes]
@@ -121,6 +124,11 @@ def run(job: Job, name: str, place: Place) -> int:
 
 def _start(job: Job, process: Process, shared: Mapping[str, str]) -> subprocess.Popen[bytes]:
     parent = os.getpid()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        die_with(parent)
+
     environment = {**os.environ, **shared, **process.variables}
     try:
         return subprocess.Popen(
@@ -129,7 +137,7 @@ def _start(job: Job, process: Process, shared: Mapping[str, str]) -> subprocess.
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C reaches this process, which passes it on once
-            preexec_fn=lambda: die_with(parent),
+            preexec_fn=prepare,
         )
     except OSError as error:
         raise UserError(f"{process.command[0]}: cannot be started in {job.directory or '.'}: {error.strerror}") from None

@@ -26,7 +26,7 @@ part() {{  # SIDE FIRST_HOST COUNT LAUNCH
 }}
 tell() {{  # SIDE: asks its processes to end. A signal to srun would kill them
     squeue --steps --job="$SLURM_JOB_ID" --noheader --format="%i %j" | while read -r step name; do
-        if [ "$name" = "$1" ]; then scancel --signal=TERM "$step" 2>/dev/null; fi
+        if [ "$name" = "$1" ]; then scancel --signal=USR1 "$step" 2>/dev/null; fi
     done
 }}
 trap 'stop=again; tell train' TERM

@@ -285,6 +285,16 @@ FAMILIES = (
                 "tokens/s",
                 "Sampled in groups that finished, wanted or not, per second of `timeperf/wall`.",
             ),
+            Metric(
+                "timeperf/sampler_tokens_per_s",
+                "tokens/s",
+                "The same, per second in which a request was under way; not with workers.",
+            ),
+            Metric(
+                "timeperf/learner_tokens_per_s",
+                "tokens/s",
+                "Tokens of the batch, per second of all scoring and updates of policy and critic.",
+            ),
             Metric("timeperf/trained_tokens_per_s", "tokens/s", "`rollout/trained_tokens` per second of `timeperf/wall`."),
             Metric("timeperf/update_mfu", "share of the peak", "Model FLOPs of updates, where the device's peak is known."),
             Metric("timeperf/rank_spread", SHARE, "How uneven the work of several ranks was.", True),
@@ -295,6 +305,11 @@ FAMILIES = (
             Metric("perf/host_memory_bytes", "bytes", "Of this process in RAM."),
             Metric("perf/device_memory_bytes", "bytes", "In use on the learner's devices, where they tell."),
             Metric("memory/learner_peak_bytes", "bytes", "Most in use so far on the fullest of the learner's devices."),
+            Metric(
+                "memory/sampler_peak_bytes",
+                "bytes",
+                "The same of the sampler's; of SGLang its weights, cache and graphs, as it says itself.",
+            ),
         ),
     ),
     Family(

@@ -36,6 +36,7 @@ class Group:
     devices: int
     footprint: Footprint
     usable: float  # bytes of a device
+    in_turn: bool = False  # sampler and learner, of which the sampler lends its memory
 
     @property
     def margin(self) -> float:
@@ -136,4 +137,4 @@ def _groups(
     lends = _planner(request, allocation.sampler).lends(request.config)
     combine = in_turn if lends else together
     footprint = combine(one.footprint, other.footprint)
-    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable)),)
+    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable), lends),)

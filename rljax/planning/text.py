@@ -114,6 +114,7 @@ def _group_json(group: Group) -> dict[str, Any]:
         "peak": footprint.peak,
         "usable": None if math.isinf(group.usable) else group.usable,
         "fullest": footprint.fullest,
+        "in_turn": group.in_turn,
         "components": footprint.components,
         "moments": moments,
     }

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import bdb
+import contextlib
 import dataclasses
 import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -48,6 +50,9 @@ def retry_delay(attempt: int) -> float:
     return min(MAX_DELAY, FIRST_DELAY * 2.0 ** (attempt - 1)) if attempt else 0.0
 
 
+SAMPLING_SECONDS = "sampling_seconds"  # in which a request was under way, for the rate; no metric of its own
+
+
 class RetryingGenerator(Generator):
     """Generator with a timeout per request and retries. Ends with a completion or a SamplerError.
 
@@ -55,17 +60,27 @@ class RetryingGenerator(Generator):
     RequestLost: a client of several servers continues at another one after the tokens it has.
     """
 
-    def __init__(self, generator: Generator, *, timeout: float, retries: int, lost: Callable[[SamplerError], None]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        timeout: float,
+        retries: int,
+        lost: Callable[[SamplerError], None],
+        busy: AbstractContextManager[object] | None = None,
+    ) -> None:
         """
         Args:
           timeout: seconds per request, for all its attempts and the delays between them.
           retries: attempts after the first.
           lost: called with the error each time a request was lost, whether it is sent again or not.
+          busy: entered while a request is under way; it may be entered several times at once.
         """
         self._generator = generator
         self._timeout = timeout
         self._retries = retries
         self._lost = lost
+        self._busy = contextlib.nullcontext() if busy is None else busy
 
     @property
     def version(self) -> int:
@@ -73,7 +88,8 @@ class RetryingGenerator(Generator):
 
     async def generate(self, request: Request) -> Completion:
         with tracing.span("generate", request=request.id, prompt_tokens=len(request.prompt_ids)) as span:
-            completion = await self._in_time(request)
+            with self._busy:
+                completion = await self._in_time(request)
             if tracing.is_on():
                 oldest, newest = int(completion.versions.min(initial=NEVER)), int(completion.versions.max(initial=0))
                 span.note(tokens=len(completion.token_ids), finish=completion.finish.value, oldest=oldest, newest=newest)

@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 
+from rljax.diagnosis import planned
 from rljax.diagnosis.finding import Diagnosis, Finding
 from rljax.diagnosis.history import REWARD, History
 from rljax.diagnosis.report import compare, figures, plans, samples, tables
@@ -70,6 +71,7 @@ def run_page(history: History, diagnosis: Diagnosis, rules: Sequence[Rule]) -> s
         shades=range(-samples.SHADES, samples.SHADES + 1),
         versions=range(samples.VERSIONS),
         checklists=_checklists(history, diagnosis),
+        planned=planned.compare(history.plan),
         changed=tables.changed_keys(history.config),
         context=tables.context_rows(history.context),
         metrics=tables.metric_rows(history),

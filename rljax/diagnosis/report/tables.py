@@ -25,8 +25,9 @@ FILES = {
     "context.json": "versions, hardware and the evaluation protocol",
     "status.json": "the run's state",
     "guard.jsonl": "actions of the guardrails",
+    "plan.json": "the plan beside what was measured",
 }
-OPTIONAL_FILES = ("guard.jsonl",)  # written when there is something to write
+OPTIONAL_FILES = ("guard.jsonl", "plan.json")  # written when there is something to write
 
 
 @dataclasses.dataclass(frozen=True)

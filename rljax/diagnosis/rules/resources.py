@@ -8,6 +8,7 @@ from rljax.diagnosis import names
 from rljax.diagnosis.evidence import above, change_line
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import History
+from rljax.diagnosis.planned import compare
 from rljax.diagnosis.rule import Rule, Sign, rule
 from rljax.diagnosis.series import Series, rolling_median, sustained, trend
 from rljax.diagnosis.thresholds import (
@@ -17,6 +18,8 @@ from rljax.diagnosis.thresholds import (
     LENGTH_DOUBLED,
     NOTED_IDLE,
     PATIENCE,
+    PLANNED_MEMORY,
+    PLANNED_TIME,
     SIGNIFICANCE,
     SLOW_REWARD,
     SLOWDOWN,
@@ -174,6 +177,22 @@ def _idle(history: History, name: str, words: str) -> Sign | None:
     return Sign(Severity.NOTE, sign.step, f"{words} {share.median:.0%} of the time (median of {len(share)} steps)")
 
 
+@rule(
+    "resources.plan",
+    "Memory or time is not as the plan estimated it.",
+    bounds=(PLANNED_MEMORY, PLANNED_TIME),
+    causes=(
+        "prompts and completions have other lengths than the plan assumes",
+        "a small model waits for kernel launches and the host, of which the plan knows nothing",
+        "another process uses the devices",
+    ),
+    next="rljax plan with --prompt_tokens and --completion_tokens of the run, on the devices that it has",
+)
+def plan(history: History) -> Sign | None:
+    out = [each for each in compare(history.plan) if each.is_out]
+    return Sign(Severity.NOTE, history.last_step, tuple(map(str, out))) if out else None
+
+
 RULES: tuple[Rule, ...] = (
     memory_growth,
     throughput_drop,
@@ -181,4 +200,5 @@ RULES: tuple[Rule, ...] = (
     slow_reward,
     learner_idle,
     sampler_idle,
+    plan,
 )

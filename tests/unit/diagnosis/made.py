@@ -168,3 +168,30 @@ def history(columns: Columns | None = None, **fields: Any) -> History:
     steps = np.arange(1, 1 + len(next(iter(columns.values()))), dtype=np.int64)
     made = History(steps, columns, config=config(), context=[dict(SESSION)], samples=samples(steps=len(steps)), source="run")
     return dataclasses.replace(made, **fields)
+
+
+def plan(
+    allocation: str = "jax:d1+jax:f1",
+    *,
+    learner_peak: float = 1.0,
+    sampler_peak: float = 1.0,
+    rate: float = 1.0,
+    in_turn: bool = False,
+    usable: float | None = 75e9,
+) -> dict[str, Any]:
+    """Content of plan.json: 20 GB planned for each side.
+
+    Args:
+      learner_peak, sampler_peak, rate: what was measured, over what was planned.
+    """
+    names = ["sampler", "learner"] if "+" in allocation else ["sampler and learner"]
+    groups = [{"name": name, "peak": 40e9 / len(names), "usable": usable, "in_turn": in_turn} for name in names]
+    rates = {"learner_tokens": 1e4, "sampler_tokens": 2e4, "step_seconds": 3.0}
+    measured = {
+        "memory/learner_peak_bytes": 20e9 * learner_peak,
+        "memory/sampler_peak_bytes": 20e9 * sampler_peak,
+        "timeperf/learner_tokens_per_s": 1e4 * rate,
+        "timeperf/sampler_tokens_per_s": 2e4 * rate,
+        "timeperf/wall": 3.0 / rate,
+    }
+    return {"estimated": {"allocation": allocation, "groups": groups, "rates": rates}, "measured": measured}

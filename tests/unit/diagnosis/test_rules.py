@@ -379,6 +379,7 @@ CASES: Mapping[str, tuple[Callable[[], History], Severity, int, int]] = {
         1,
         1,
     ),
+    "resources.plan": (lambda: made.history(plan=made.plan(learner_peak=1.2)), Severity.NOTE, N, N),
 }
 
 

@@ -34,6 +34,8 @@ does = here / f"{name}.does"
 behavior = does.read_text() if does.exists() else "0"
 while behavior == "wait" and not stopped:
     time.sleep(0.02)
+time.sleep(0.2 if stopped else 0)  # for a second signal
+(here / f"{name}.signals").write_text(" ".join(map(str, stopped)))
 sys.exit(0 if behavior == "wait" else int(behavior))
 """
 

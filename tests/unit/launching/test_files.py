@@ -99,7 +99,7 @@ n=$(grep -c -- --side=train "$LOG"); [ "$n" -gt {fails} ] || exit 4""",
     assert len({line.rpartition("--launch=")[2] for line in trained}) == starts
     assert all("--relative=0" in line and "--nodes=2" in line and "--servers=n2,n3" in line for line in trained)
     (served,) = [line for line in log if "--side=serve" in line]
-    assert "--relative=2" in served and log[-1] == "scancel --signal=TERM 5.0"
+    assert "--relative=2" in served and log[-1] == "scancel --signal=USR1 5.0"
 
 
 @pytest.mark.parametrize(("sent", "requeued"), [("TERM", True), ("INT", False)])
@@ -115,7 +115,7 @@ def test_a_batch_job_that_is_told_to_stop_waits_for_the_save(tmp_path, sent, req
     (tmp_path / "slurm.sh").write_text(batch_script(job, "/data/job.json", []))
     done = run_script(tmp_path / "slurm.sh", path_first=bin_, **SLURM)
     log = (bin_ / "log").read_text().splitlines()
-    assert done.returncode == 0 and log[1:3] == ["scancel --signal=TERM 5.0", "saved"]
+    assert done.returncode == 0 and log[1:3] == ["scancel --signal=USR1 5.0", "saved"]
     assert log[3:] == (["scontrol requeue 5"] if requeued else [])
 
 

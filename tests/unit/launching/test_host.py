@@ -80,22 +80,33 @@ def wait_for(path):
         time.sleep(0.02)
 
 
-def test_a_signal_reaches_the_processes_and_is_not_taken_for_the_end_of_the_run(job, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_reaches_the_processes_and_is_not_taken_for_the_end_of_the_run(job, tmp_path, sent):
+    """SIGUSR1 as Slurm sends it: to all processes of the host. They are told once."""
     for rank in (2, 3):
         (tmp_path / f"train-{rank}.does").write_text("wait")
     process = started(job, tmp_path, "--host=NODE", "--head=h", "--servers=s", NODE="1")
     for rank in (2, 3):
         wait_for(tmp_path / f"train-{rank}.jsonl")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
+    if sent == signal.SIGUSR1:
+        for child in children_of(process):
+            os.kill(child, sent)
+    process.send_signal(sent)
+    told = signal.SIGTERM if sent == signal.SIGUSR1 else sent
+    assert process.wait(60) == 128 + told
     process.stderr.close()
+    assert {(tmp_path / f"train-{rank}.signals").read_text() for rank in (2, 3)} == {str(int(told))}
+
+
+def children_of(process):
+    return list(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
 
 
 def test_processes_end_with_a_host_that_is_killed(job, tmp_path):
     (tmp_path / "serve-0.does").write_text("wait")
     process = started(job, tmp_path, "--side=serve")
     wait_for(tmp_path / "serve-0.jsonl")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process)
     process.kill()
     process.communicate()
     until = time.monotonic() + 30

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,62 @@ def test_a_run_on_two_hosts_trains_to_its_end(tmp_path, mode, script):
             process.terminate()
         if server is not None:
             assert server.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ray_places_a_run_on_three_nodes_starts_it_again_when_a_rank_is_killed_and_has_it_saved(tmp_path):
+    pytest.importorskip("ray", reason="needs ray (pip install 'rljax[ray]')")
+    from ray.cluster_utils import Cluster
+
+    endless = ("--config.total_train_steps=100000", "--config.total_train_epochs=100000", "--config.saver.freq_steps=4")
+    done = launch(tmp_path, *SMALL, *endless, *RUNS["fsdp"], f"--python={sys.executable}", "--name=trial")
+    assert done.returncode == 0, done.stderr
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    environment = os.environ | {"RAY_ADDRESS": cluster.address, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "rljax.launching.on_ray", str(tmp_path / "launch/job.json")]
+    with (tmp_path / "driver.log").open("w") as log:
+        driver = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=log, stdout=log)
+    try:
+        wait_for_steps(tmp_path / "run", 10, driver)
+        for process in ranks_of(tmp_path / "run", 1):
+            os.kill(process, signal.SIGKILL)
+        until = time.monotonic() + 120
+        while "training ended with status 1" not in (tmp_path / "driver.log").read_text():
+            assert time.monotonic() < until and driver.poll() is None
+            time.sleep(0.5)
+        wait_for_steps(tmp_path / "run", len(lines_of(tmp_path / "run")) + 6, driver)
+        driver.terminate()
+        assert driver.wait(120) == 128 + signal.SIGTERM
+    finally:
+        driver.kill()
+        cluster.shutdown()
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert status["state"] == "stopped" and status["step"] == len(lines_of(tmp_path / "run"))
+
+
+def lines_of(run):
+    path = run / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for_steps(run, steps, process):
+    until = time.monotonic() + 300
+    while len(lines_of(run)) < steps:
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.5)
+
+
+def ranks_of(run, rank):
+    """Yields the processes of a rank of this run."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (directory / "environ").read_bytes().split(b"\0")
+            arguments = (directory / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in variables and f"--workdir={run}".encode() in arguments and b"train" in arguments:
+            yield int(directory.name)

@@ -26,6 +26,8 @@ NOT_HERE = {
         "timeperf/save_copy",
         "perf/device_memory_bytes",
         "memory/learner_peak_bytes",
+        "memory/sampler_peak_bytes",
+        "timeperf/learner_tokens_per_s",  # of learners that count tokens
     ),
     *("warmup/skipped", "sft/skipped", "critic/optimizer_steps"),
     *("rollout/late_groups", "eval-rollout/lost/*"),

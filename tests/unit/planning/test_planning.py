@@ -315,12 +315,20 @@ def test_what_was_measured_is_beside_the_estimate(tmp_path):
     run = RunDirectory(tmp_path)
     sink = PlanSink(run, {"topology": "cpu:1"})
     assert json.loads((tmp_path / "plan.json").read_text()) == {"estimated": {"topology": "cpu:1"}, "measured": {}}
-    for step, (peak, rate) in enumerate([(10, 1.0), (30, 5.0), (20, 4.0)]):
-        sink.write(step, {"memory/learner_peak_bytes": Mean(peak, 1), "timeperf/update_tokens_per_s": Mean(2 * rate, 2)})
-        sink.write(step, {"rollout/reward": Mean(1, 1)})
+    steps = [(10, 1.0, 1), (30, 7.0, 2), (20, 4.0, 6), (20, 5.0, 4)]  # the first one compiles
+    for step, (peak, tokens, seconds) in enumerate(steps):
+        sink.write(
+            step,
+            {
+                "memory/learner_peak_bytes": Mean(peak, 1),
+                "timeperf/learner_tokens_per_s": Mean(tokens, seconds),
+                "timeperf/wall": Mean(step, 1),
+            },
+        )
+        sink.write(step, {"rollout/reward": Mean(1, 1), "timeperf/wall": Mean(9, 1)})
     sink.close()
     measured = json.loads((tmp_path / "plan.json").read_text())["measured"]
-    assert measured == {"memory/learner_peak_bytes": 30, "timeperf/update_tokens_per_s": 4.0}
+    assert measured == {"memory/learner_peak_bytes": 30, "timeperf/learner_tokens_per_s": 16 / 12, "timeperf/wall": 2}
     run.close()
 
 

@@ -15,6 +15,7 @@ SEEN = {
     ("rljax/sanity/trial.py", "__init__"): "`wait`, and its callback after that",
     ("rljax/process/tasks.py", "start"): "its callback",
     ("engines/http/calls.py", "post_unless_lost"): "`unless_lost`, which waits for it",
+    ("engines/http/calls.py", "each"): "`unless_lost`, which waits for it",
     ("rljax/checkpoints/recovery.py", "save"): "`check` at the next step, `settle` and `close`",
     ("rljax/loop.py", "_wait_for_any"): "the waits end with the call, which cancels them",
     ("rljax/loop.py", "_await_evaluation"): "a wait for an event, cancelled at the end",
