@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, GPU, TPU, Chip
+from rljax.chips import GIB, GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
@@ -23,6 +24,7 @@ from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 from rljax.planning.footprint import Footprint, without_nothing
 from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
 ON_GPU = 0.75  # share of a GPU that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
@@ -52,15 +54,20 @@ def _is_matrix(parameter: Parameter) -> bool:
     return parameter.stacked and len(parameter.shape) > 2
 
 
+def usable(chip: Chip) -> float:
+    """Returns the bytes of a device that JAX may use."""
+    if chip.memory is None:
+        return math.inf
+    if chip.platform == TPU:
+        return chip.memory - ON_TPU
+    return chip.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ON_GPU))
+
+
 class JaxPlanner:
     """Implements `rljax.planning.planner.Planner`."""
 
     def usable(self, chip: Chip) -> float:
-        if chip.memory is None:
-            return math.inf
-        if chip.platform == TPU:
-            return chip.memory - ON_TPU
-        return chip.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ON_GPU))
+        return usable(chip)
 
     def lends(self, config: Config) -> bool:
         return JaxConfig.of(config).release_memory
@@ -82,6 +89,11 @@ class JaxPlanner:
 
     def sampler(self, job: Job) -> SamplerPlan:
         return _sampler(job, self.usable(job.chip))
+
+    def programs(self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+        from rljax.engines.jax.compile_only import programs
+
+        return programs(side, config, pool, topology, model_dir)
 
 
 class _Learner:
