@@ -107,7 +107,7 @@ def planned_gb(case: Case) -> float:
     """Returns the estimated peak over the moments that the command goes through."""
     config = io.load("base", [("allocation_mode", case.mode), *((key, str(value)) for key, value in case.keys.items())])
     made: Plan = plan(Request(config, shape_of(case.shape), Topology.parse(TOPOLOGY.value), find_plugin, *case.lengths))
-    side = made.learner or made.sampler
+    side = made.learner if "rollout.addr" in case.keys else made.sampler
     assert side is not None
     footprint = side.footprint
     return (footprint.held + max(sum(footprint.moments[m].values()) for m in case.moments if m in footprint.moments)) / 1e9
