@@ -40,6 +40,7 @@ MENUS = {
         "verifiers",
         "check",
         "gpu_run",
+        "plan_compiler",
         "plan_gpu",
         "tpu_compile",
         "curves",

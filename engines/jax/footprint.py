@@ -32,6 +32,7 @@ ON_TPU = GIB // 4  # bytes of a TPU that are not for programs
 UPDATES, DECODES = 0.40, 0.50  # measured on an H200 (docs/benchmarks.md): MFU; bandwidth of the whole of requests
 REPEATED = 256  # tokens of the longest segment up to which a GPU's attention repeats key heads
 TILE = 128  # elements of which the last dimension of an array on a TPU takes a multiple
+PASSING = 4  # arrays of hidden states that lie between layers: the last ones, and gradients on their way
 LENGTHS = 2  # padded row lengths between a power of two and the next
 
 
@@ -144,15 +145,17 @@ class _Learner:
         unembedding = 0.0 if self.size == 4 and self.pool.fsdp == 1 else self.size * whole
         sums = 4 * self.trained if self.several else 0.0
         slope = 0.0 if self.adapted else 4 * whole
-        common = {"activations": self._kept, "weights in the dtype of computation": copied + unembedding, "gradient sums": sums}
+        common = {"activations": self._kept, "gradient sums": sums}
         layer = matrices * self.pool.fsdp / self.spec.num_layers  # gathered for use
         gathered = 2 * self.size * layer if self.pool.fsdp > 1 else 0.0
-        working = 2 * self.size * self._widths.everything * self.tokens if not self.unrolled else 0.0
+        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) * self.tokens
+        working = 0.0 if self.unrolled else working
         gradients = 0.0 if self.adapted else self.size * matrices
         return {
             "loss": without_nothing(
                 common
                 | {
+                    "weights in the dtype of computation": copied + unembedding,
                     "logits": self._logits,
                     "gradient of the unembedding": slope,
                     "hidden states that are scored": 2 * self.size * self.spec.hidden_size * self.scored,
@@ -160,8 +163,9 @@ class _Learner:
             ),
             "backward pass": without_nothing(
                 common
-                | {
+                | {  # the unembedding is done with
                     "activations": 0.0 if self.unrolled else self._kept,
+                    "weights in the dtype of computation": copied,
                     "a layer's activations": working,
                     "a layer's weights": gathered,
                     "gradients": gradients + 4 * (self.trained if self.unrolled or self.adapted else 0.0),
