@@ -36,6 +36,7 @@ SHAPE = flags.DEFINE_string("shape", "", "A published model by its name, such as
 PROMPT = flags.DEFINE_integer("prompt_tokens", None, "Tokens of an average prompt; none: assumed.", lower_bound=1)
 COMPLETION = flags.DEFINE_integer("completion_tokens", None, "Tokens of an average completion; none: assumed.", lower_bound=1)
 COMPILE = flags.DEFINE_bool("compile", False, "Compile the programs for the topologies too.")
+PROGRAMS = flags.DEFINE_string("programs", "", "Regular expression; with --compile other programs are left out. Empty: all.")
 JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
 DOES_NOT_FIT = 2  # exit status
 
@@ -79,7 +80,7 @@ def _compiled(report: Report) -> Iterator[Checked]:
     if COMPILE.value:
         from rljax.experiments.plan_compile import compile_plan
 
-        yield from compile_plan(report.plan)
+        yield from compile_plan(report.plan, PROGRAMS.value)
 
 
 def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:

@@ -57,8 +57,10 @@ class Checked:
         return dataclasses.asdict(self.program) | rest
 
 
-def compile_plan(plan: Plan) -> Iterator[Checked]:
+def compile_plan(plan: Plan, only: str = "") -> Iterator[Checked]:
     """Compiles or tries the programs of both sides of a plan, one by one.
+
+    only: regular expression that names of programs have to match; empty: all.
 
     Raises UserError for devices that can't be compiled for, for a program that lacks the kernel of
     its attention, or where the engines of the plan have no programs to compile.
@@ -75,7 +77,7 @@ def compile_plan(plan: Plan) -> Iterator[Checked]:
             planner = find_plugin(pool.engine).planner()
             assert planner is not None  # or there would be no plan
             usable, footprint = planner.usable(request.topology.chip), made.footprint
-            for program in planner.programs(side, request.config, pool, request.topology, Path(directory)):
+            for program in planner.programs(side, request.config, pool, request.topology, Path(directory), only):
                 some = True
                 yield Checked(
                     request.topology.name, side, program, usable, _estimate_of(program, footprint), _to_shrink(footprint)

@@ -54,10 +54,12 @@ class FsdpPlanner:
     def learner(self, job: Job) -> LearnerPlan:
         return _Learner(job).plan()
 
-    def programs(self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
         from rljax.engines.cuda.without_data import programs
 
-        return programs(config, pool, topology, model_dir)
+        return programs(config, pool, topology, model_dir, only)
 
 
 class _Learner:
@@ -207,5 +209,7 @@ class SglangPlanner:
         requests = settings.max_running_requests or REQUESTS
         return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES)
 
-    def programs(self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
         return iter(())  # SGLang's are known to SGLang

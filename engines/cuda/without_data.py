@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,18 +43,21 @@ MOMENTS = (
     "reduction of the embedding's gradient",
     "optimizer step",
 )
+UPDATE = "update"
 COMMUNICATED = ("aten.empty", "aten.new_empty", "fsdp.", "c10d.", "_c10d")  # beginnings of FSDP2's operators
 KINDS = {"mm": "matrix products", "bmm": "matrix products", "addmm": "matrix products", "_varlen_attn": "attention"}
 
 
-def programs(config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+def programs(config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = "") -> Iterator[Program]:
     """Runs an update of one full micro-batch per rank, as rank 0. Raises UserError."""
     if topology.chip.platform != GPU:
         raise UserError(f"--compile: {topology.name} has no GPUs, and fsdp runs on those")
+    if only and not re.fullmatch(only, UPDATE):
+        return
     start = time.perf_counter()
     memory = update_memory(config, pool, model_dir)
     yield Program(
-        "update",
+        UPDATE,
         how="tensors without data",
         moments=MOMENTS,
         peak=float(memory.peak),

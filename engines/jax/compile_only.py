@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,14 @@ MOMENTS = {  # of the estimate, by side and program
 }
 
 
-def programs(side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+def programs(side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = "") -> Iterator[Program]:
     """Implements `rljax.planning.planner.Planner.programs`."""
     jax.config.update("jax_platforms", "cpu")  # compilers alone; without a TPU or GPU JAX would look for one
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a device can't be read back without one
     devices = topology_devices(topology.name)
     for target in TARGETS[side](config, pool, model_dir, devices):
+        if only and not re.fullmatch(only, target.name):
+            continue
         program = {"name": target.name, "how": f"attention {target.attention}", "moments": MOMENTS.get((side, target.name), ())}
         try:
             compiled = compile_target(target, QUICK)

@@ -91,10 +91,12 @@ class JaxPlanner:
     def sampler(self, job: Job) -> SamplerPlan:
         return _sampler(job, self.usable(job.chip))
 
-    def programs(self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
         from rljax.engines.jax.compile_only import programs
 
-        return programs(side, config, pool, topology, model_dir)
+        return programs(side, config, pool, topology, model_dir, only)
 
 
 class _Learner:

@@ -74,13 +74,16 @@ class Planner(Protocol):
         """Returns keys of the engine's own section and values with which it would need less."""
         ...
 
-    def programs(self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path) -> Iterator[Program]:
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
         """Compiles the programs of a side for devices that are not there, one by one, or runs its
         step on tensors without data. Needs the engine's framework, but no weights.
 
         Args:
           side: "learner" or "sampler".
           model_dir: directory with config.json.
+          only: regular expression; programs whose names don't match all of it are left out. Empty: all.
 
         Yields nothing where the engine has no way to do it. Raises UserError for devices that can't
         be compiled for, or a program that lacks the kernel of its attention.
