@@ -15,7 +15,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 _CUDNN = re.compile(r'custom_call_target="__(cudnn)\$(\w+)"')
-_TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*, name = "(\w+)"')
+_TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*\bname = "(\w+)"')
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?\}\))\}")  # of {1}: (0, {}), or {}: (5, {})
