@@ -1,4 +1,4 @@
-"""Programs of a plan, compiled for its devices or tried without them: their peaks beside the estimate."""
+"""Programs of a plan, compiled or tried without its devices: their peaks beside the estimate."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def compile_plan(plan: Plan, only: str = "") -> Iterator[Checked]:
 
 
 def side_by_side(checked: Sequence[Checked]) -> Iterator[str]:
-    """Yields lines of a table: a program's peak on each topology, and in brackets the estimate, GiB."""
+    """Yields lines of a table: a program's peak on each topology, in brackets the estimate; GiB."""
     topologies = list(dict.fromkeys(each.topology for each in checked))
     cells = {(each.name, each.topology): _cell(each) for each in checked}
     names = list(dict.fromkeys(each.name for each in checked))

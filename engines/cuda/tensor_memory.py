@@ -22,9 +22,9 @@ Label = tuple[str, str]  # phase, operator
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the bytes of all storages that are made while it is active, and their peak.
+    """Counts the bytes of all storages made while it is active, and their peak.
 
-    It stands inside a FakeTensorMode. Where a program asks for a number that no tensor has, it is 1.
+    It stands inside a FakeTensorMode. A program that asks for a number of a tensor is given 1.
 
     Example:
         with FakeTensorMode(), TensorMemory().counting() as memory:

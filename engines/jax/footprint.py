@@ -8,17 +8,17 @@ measured.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, GPU, TPU, Chip, Topology
+from rljax.chips import GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.row_lengths import padded
+from rljax.engines.jax.usable_memory import usable
 from rljax.errors import UserError
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
@@ -27,8 +27,6 @@ from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
 from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
-ON_GPU = 0.75  # share of a GPU that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
-ON_TPU = GIB // 4  # bytes of a TPU that are not for programs
 UPDATES, DECODES = 0.40, 0.50  # measured on an H200 (docs/benchmarks.md): MFU; bandwidth of the whole of requests
 REPEATED = 256  # tokens of the longest segment up to which a GPU's attention repeats key heads
 TILE = 128  # elements of which the last dimension of an array on a TPU takes a multiple
@@ -53,15 +51,6 @@ def _parts(parameter: Parameter, spec: ModelSpec, pool: Pool) -> int:
 
 def _is_matrix(parameter: Parameter) -> bool:
     return parameter.stacked and len(parameter.shape) > 2
-
-
-def usable(chip: Chip) -> float:
-    """Returns the bytes of a device that JAX may use."""
-    if chip.memory is None:
-        return math.inf
-    if chip.platform == TPU:
-        return chip.memory - ON_TPU
-    return chip.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ON_GPU))
 
 
 class JaxPlanner:

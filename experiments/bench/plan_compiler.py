@@ -3,9 +3,10 @@
     python -m experiments.bench.plan_compiler
     python -m experiments.bench.plan_compiler --case='qwen3-8b.*'
 
-Compiles the update of ten learners whose estimate is within a fifth of what their chip offers, half of
-them above it, for TPUs that are not there (the extra [tpu]; no weights). GB of 1e9 bytes per device.
-Exit status 1 if a verdict of the estimate is not the compiler's, or a peak is more than a tenth off.
+Compiles the update of ten learners whose estimate is within a fifth of what their chip offers, half
+of them above it, for TPUs that are not there (the extra [tpu]; no weights). GB of 1e9 bytes per
+device. Exit status 1 if a verdict of the estimate is not the compiler's, or a peak is more than a
+tenth off.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Planned and measured peaks of learners and samplers on one GPU, in a table.
 
     python -m experiments.bench.plan_gpu --topology=h200:1
-    python -m experiments.bench.plan_gpu --topology=h200:1 --sglang_python=PYTHON    # SGLang's servers too
+    python -m experiments.bench.plan_gpu --topology=h200:1 --sglang_python=PYTHON    # SGLang too
 
 Three models with random weights, on both paths, ten minutes in all. Learners take steps of
 experiments.bench.learner (the second half of each trajectory is trained on), the JAX sampler
 requests of experiments.bench.decode, each in a process of its own; peaks are those of JAX's and
-PyTorch's allocators. A server of SGLang is started, and the card's memory in use is read. A line per
-case as it ends, and --json for all of them. A case that fails is reported with the end of what it said.
+PyTorch's allocators. A server of SGLang is started, and the card's memory in use is read. A line
+per case as it ends, and --json for all of them. A case that fails is reported with the end of what
+it said.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class Planner(Protocol):
         Args:
           side: "learner" or "sampler".
           model_dir: directory with config.json.
-          only: regular expression; programs whose names don't match all of it are left out. Empty: all.
+          only: regular expression; programs whose names don't match all of it are left out.
+            Empty: all.
 
         Yields nothing where the engine has no way to do it. Raises UserError for devices that can't
         be compiled for, or a program that lacks the kernel of its attention.

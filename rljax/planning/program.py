@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a compiler, or a step on tensors without data, says of a program's memory.
+    """Memory of a program, as a compiler or a step on tensors without data says it.
 
-    Example: Program("update", how="attention splash", moments=("loss", "backward pass"), peak=3.4e9)
+    Example: Program("update", how="attention splash", moments=("loss",), peak=3.4e9)
     """
 
     name: str

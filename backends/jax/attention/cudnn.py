@@ -33,7 +33,7 @@ REPEATED = 256
 
 @contextlib.contextmanager
 def lowered_for(device: jax.Device) -> Iterator[None]:
-    """Has jax judge by this GPU, which need not be there, what cuDNN can do; it asks an attached one."""
+    """Has jax judge what cuDNN can do by this GPU; it would ask an attached one."""
     capability = getattr(device, "compute_capability", None)
     if capability is None:
         yield
