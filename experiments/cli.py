@@ -41,6 +41,8 @@ MENUS = {
         "verifiers",
         "check",
         "gpu_run",
+        "plan_compiler",
+        "plan_gpu",
         "tpu_compile",
         "curves",
         "broken_runs",

@@ -7,7 +7,8 @@
 An estimate by arithmetic (docs/plan.md), which needs neither jax nor torch, nor weights: of the
 model config.json is read, or with --shape nothing. Exit status 0: fits every topology; 2: does not
 fit one; 1: bad input. --json prints the plans as JSON. --compile also compiles the programs of the
-JAX path for each TPU topology, which takes minutes and the extra [tpu].
+JAX path for each topology, which takes minutes and the extra [tpu] or [cuda], and runs the FSDP2
+learner's update on tensors without data; of several topologies it prints them side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rljax.experiments import main
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
-    from rljax.experiments.plan_compile import Program
+    from rljax.experiments.plan_compile import Checked
     from rljax.hf.spec import ModelSpec
     from rljax.planning.text import Report
 
@@ -34,7 +35,8 @@ TOPOLOGY = flags.DEFINE_multi_string("topology", [], "Devices to plan for, as v5
 SHAPE = flags.DEFINE_string("shape", "", "A published model by its name, such as qwen3-8b. Empty: the config's model.")
 PROMPT = flags.DEFINE_integer("prompt_tokens", None, "Tokens of an average prompt; none: assumed.", lower_bound=1)
 COMPLETION = flags.DEFINE_integer("completion_tokens", None, "Tokens of an average completion; none: assumed.", lower_bound=1)
-COMPILE = flags.DEFINE_bool("compile", False, "Compile the JAX path's programs for the TPU topologies too.")
+COMPILE = flags.DEFINE_bool("compile", False, "Compile the programs for the topologies too.")
+PROGRAMS = flags.DEFINE_string("programs", "", "Regular expression; with --compile other programs are left out. Empty: all.")
 JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
 DOES_NOT_FIT = 2  # exit status
 
@@ -48,29 +50,37 @@ def plan() -> None:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
     spec = model_of(config)
     reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
-    fits, shown = True, []
+    fits, shown, compiled = True, [], []
     for report in reports:
-        if not JSON.value:
-            print(report, flush=True)
+        _say(report)
         programs = []
         for program in _compiled(report):
-            programs.append(program.json())
-            if not JSON.value:
-                print(program, flush=True)
-        fits = fits and report.plan.fits and all(program["fits"] for program in programs)
-        shown.append(report.json() | ({"programs": programs} if COMPILE.value else {}))
+            programs.append(program)
+            _say(program)
+        fits = fits and report.plan.fits and all(program.fits for program in programs)
+        compiled += programs
+        shown.append(report.json() | ({"programs": [program.json() for program in programs]} if COMPILE.value else {}))
     if JSON.value:
         print(json.dumps(shown))
+    elif COMPILE.value and len(reports) > 1:
+        from rljax.experiments.plan_compile import side_by_side
+
+        print(*side_by_side(compiled), sep="\n")
     if not fits:
         sys.exit(DOES_NOT_FIT)
 
 
-def _compiled(report: Report) -> Iterator[Program]:
+def _say(what: object) -> None:
+    if not JSON.value:
+        print(what, flush=True)
+
+
+def _compiled(report: Report) -> Iterator[Checked]:
     """Compiles the programs of a plan with --compile."""
     if COMPILE.value:
         from rljax.experiments.plan_compile import compile_plan
 
-        yield from compile_plan(report.plan)
+        yield from compile_plan(report.plan, PROGRAMS.value)
 
 
 def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:

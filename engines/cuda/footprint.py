@@ -6,10 +6,12 @@ docs/plan.md has the terms, and how near they come to what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, TPU, Chip
+from rljax.chips import GIB, TPU, Chip, Topology
+from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
@@ -17,6 +19,7 @@ from rljax.hf.activations import checkpointing, logit_rows
 from rljax.hf.tensors import EMBEDDING, UNEMBEDDING, parameter_count, projections, tensors
 from rljax.planning.footprint import Footprint, without_nothing
 from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
 CONTEXT = GIB // 2  # bytes of a GPU that a process of torch takes for itself
@@ -50,6 +53,13 @@ class FsdpPlanner:
 
     def learner(self, job: Job) -> LearnerPlan:
         return _Learner(job).plan()
+
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
+        from rljax.engines.cuda.without_data import programs
+
+        return programs(config, pool, topology, model_dir, only)
 
 
 class _Learner:
@@ -198,3 +208,8 @@ class SglangPlanner:
         )
         requests = settings.max_running_requests or REQUESTS
         return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES)
+
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
+        return iter(())  # SGLang's are known to SGLang

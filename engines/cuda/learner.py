@@ -69,15 +69,17 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
 
     format = FORMAT
 
-    def __init__(self, config: Config, pool: Pool, model_dir: Path) -> None:
+    def __init__(self, config: Config, pool: Pool, model_dir: Path, *, described: bool = False) -> None:
         """Joins the other processes and loads the model.
+
+        described: no weights are read, for tensors that have no data.
 
         Raises UserError if the model or a setting is not supported, or the processes don't fit the
         pool.
         """
         super().__init__(config, model_dir, read_model(model_dir))
         self._rank_mesh: RankMesh = distributed.join(pool, config.recover.hang_timeout)
-        self._policy = Policy(config, self._rank_mesh, self._model_dir)
+        self._policy = Policy(config, self._rank_mesh, self._model_dir, described=described)
         self._chunk = logit_rows(config.actor.logprob_chunk, self._model.vocab_size)
         self._publishing: Gathering | None = None
         self._saving: dist.ProcessGroup | None = None  # the ranks' group for saves beside other calls

@@ -37,7 +37,8 @@ class Policy:
             values = target_values(policy.network, head, rows)
     """
 
-    def __init__(self, config: Config, rank_mesh: RankMesh, model_dir: Path) -> None:
+    def __init__(self, config: Config, rank_mesh: RankMesh, model_dir: Path, *, described: bool = False) -> None:
+        """Described: parameters are not filled, and layers are compiled as on a GPU."""
         actor = config.actor
         self.rank_mesh = rank_mesh
         self.dtype = DTYPES[actor.dtype]
@@ -50,14 +51,15 @@ class Policy:
             dtype=self.dtype,
             base_dtype=self.dtype if adapted else torch.float32,  # a frozen base needs no master copy
             remat=checkpointing(actor.gradient_checkpointing, 0, None),  # auto: a server may have most of the memory
-            compile=FsdpConfig.of(config).compile and rank_mesh.device.type == "cuda",
+            compile=FsdpConfig.of(config).compile and (described or rank_mesh.device.type == "cuda"),
             adapt=lora.adder(actor.lora) if adapted else None,
         )
-        model.read_weights(self.network, model_dir)
+        if not described:
+            model.read_weights(self.network, model_dir)
         everything = dict(model.parameters(self.network))
-        if adapted:
+        if adapted and not described:
             lora.initialize(everything, self.spec, actor.lora, config.seed)
-        if isinstance(self.spec, OtherModel):
+        if isinstance(self.spec, OtherModel) and not described:
             packing_probe.check(self.network, model_dir, rank_mesh, self.dtype)
         self.frozen: dict[str, DTensor] = {n: p for n, p in everything.items() if not p.requires_grad}
         self.trained: dict[str, DTensor] = {n: p for n, p in everything.items() if p.requires_grad}

@@ -8,28 +8,29 @@ measured.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, GPU, TPU, Chip
+from rljax.chips import GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.row_lengths import padded
+from rljax.engines.jax.usable_memory import usable
 from rljax.errors import UserError
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 from rljax.planning.footprint import Footprint, without_nothing
 from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
-ON_GPU = 0.75  # share of a GPU that JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
-ON_TPU = GIB // 4  # bytes of a TPU that are not for programs
 UPDATES, DECODES = 0.40, 0.50  # measured on an H200 (docs/benchmarks.md): MFU; bandwidth of the whole of requests
 REPEATED = 256  # tokens of the longest segment up to which a GPU's attention repeats key heads
 TILE = 128  # elements of which the last dimension of an array on a TPU takes a multiple
+PASSING = 4  # arrays of hidden states that lie between layers: the last ones, and gradients on their way
 LENGTHS = 2  # padded row lengths between a power of two and the next
 
 
@@ -56,11 +57,7 @@ class JaxPlanner:
     """Implements `rljax.planning.planner.Planner`."""
 
     def usable(self, chip: Chip) -> float:
-        if chip.memory is None:
-            return math.inf
-        if chip.platform == TPU:
-            return chip.memory - ON_TPU
-        return chip.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ON_GPU))
+        return usable(chip)
 
     def lends(self, config: Config) -> bool:
         return JaxConfig.of(config).release_memory
@@ -82,6 +79,13 @@ class JaxPlanner:
 
     def sampler(self, job: Job) -> SamplerPlan:
         return _sampler(job, self.usable(job.chip))
+
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
+        from rljax.engines.jax.compile_only import programs
+
+        return programs(side, config, pool, topology, model_dir, only)
 
 
 class _Learner:
@@ -132,15 +136,17 @@ class _Learner:
         unembedding = 0.0 if self.size == 4 and self.pool.fsdp == 1 else self.size * whole
         sums = 4 * self.trained if self.several else 0.0
         slope = 0.0 if self.adapted else 4 * whole
-        common = {"activations": self._kept, "weights in the dtype of computation": copied + unembedding, "gradient sums": sums}
+        common = {"activations": self._kept, "gradient sums": sums}
         layer = matrices * self.pool.fsdp / self.spec.num_layers  # gathered for use
         gathered = 2 * self.size * layer if self.pool.fsdp > 1 else 0.0
-        working = 2 * self.size * self._widths.everything * self.tokens if not self.unrolled else 0.0
+        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) * self.tokens
+        working = 0.0 if self.unrolled else working
         gradients = 0.0 if self.adapted else self.size * matrices
         return {
             "loss": without_nothing(
                 common
                 | {
+                    "weights in the dtype of computation": copied + unembedding,
                     "logits": self._logits,
                     "gradient of the unembedding": slope,
                     "hidden states that are scored": 2 * self.size * self.spec.hidden_size * self.scored,
@@ -148,8 +154,9 @@ class _Learner:
             ),
             "backward pass": without_nothing(
                 common
-                | {
+                | {  # the unembedding is done with
                     "activations": 0.0 if self.unrolled else self._kept,
+                    "weights in the dtype of computation": copied,
                     "a layer's activations": working,
                     "a layer's weights": gathered,
                     "gradients": gradients + 4 * (self.trained if self.unrolled or self.adapted else 0.0),

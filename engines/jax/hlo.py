@@ -14,6 +14,8 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+_CUDNN = re.compile(r'custom_call_target="__(cudnn)\$(\w+)"')
+_TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*\bname = "(\w+)"')
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?\}\))\}")  # of {1}: (0, {}), or {}: (5, {})
@@ -33,8 +35,9 @@ class Instruction(NamedTuple):
 
 
 def kernels(text: str) -> Mapping[str, int]:
-    """Counts Pallas kernels for TPUs by name, each call that stands in the text."""
-    return collections.Counter(_KERNEL.findall(text))
+    """Counts Pallas kernels and those of cuDNN by name, each call that stands in the text."""
+    found = [*_KERNEL.findall(text), *_TRITON.findall(text), *("_".join(pair) for pair in _CUDNN.findall(text))]
+    return collections.Counter(found)
 
 
 def collectives(text: str) -> Mapping[str, int]:

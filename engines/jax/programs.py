@@ -127,6 +127,7 @@ class Programs:
             cache_dtype=jnp.dtype(settings.cache_dtype),
             page_size=settings.page_size,
             kv_heads=self.spec.num_kv_heads,
+            group=self.spec.num_heads // self.spec.num_kv_heads,
             head_dim=self.spec.head_dim,
             softcap=self.spec.attention_softcap,
             head_shards=self.mesh.shape["tensor"],

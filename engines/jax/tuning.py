@@ -17,6 +17,7 @@ from rljax.chips import chip_of
 from rljax.config.schema import Config
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.row_lengths import padded
+from rljax.engines.jax.usable_memory import usable
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 from rljax.process.heap import keep_freed_memory
@@ -95,9 +96,9 @@ def _computes_on_cpu() -> bool:
 
 
 def memory_of(device: jax.Device) -> int | None:
-    """Bytes that JAX may use of the device: as it says, or as published of one that isn't attached."""
+    """Bytes that JAX may use of the device: as it says, or as a plan has it if it isn't attached."""
     if device not in jax.local_devices():
         chip = chip_of(device.device_kind)
-        return None if chip is None else chip.memory
+        return None if chip is None or chip.memory is None else int(usable(chip))
     statistics = device.memory_stats()
     return None if statistics is None else statistics.get("bytes_limit")

@@ -3,6 +3,7 @@
 footprint.py   memory of a device by component, at the moments when it is fullest
 widths.py      sizes of a layer's activations, and of keys and values
 load.py        tokens of an average episode and step
+program.py     a program of a plan, compiled or tried without devices
 planner.py     interface of an engine that can be planned for
 estimate.py    plan of a config: memory of each group of devices, and the time of each side
 changes.py     configs that need less, and the largest that fits

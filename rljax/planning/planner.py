@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
-from rljax.chips import Chip
+from rljax.chips import Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.hf.spec import ModelSpec
 from rljax.planning.footprint import Footprint
 from rljax.planning.load import Load
+from rljax.planning.program import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,4 +72,21 @@ class Planner(Protocol):
 
     def smaller(self, config: Config) -> Mapping[str, object]:
         """Returns keys of the engine's own section and values with which it would need less."""
+        ...
+
+    def programs(
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+    ) -> Iterator[Program]:
+        """Compiles the programs of a side for devices that are not there, one by one, or runs its
+        step on tensors without data. Needs the engine's framework, but no weights.
+
+        Args:
+          side: "learner" or "sampler".
+          model_dir: directory with config.json.
+          only: regular expression; programs whose names don't match all of it are left out.
+            Empty: all.
+
+        Yields nothing where the engine has no way to do it. Raises UserError for devices that can't
+        be compiled for, or a program that lacks the kernel of its attention.
+        """
         ...

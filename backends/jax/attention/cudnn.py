@@ -9,8 +9,11 @@ says where it was run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +29,26 @@ SHORTEST = 128  # tokens of `longest`: a tile of the kernel
 # Tokens of `longest` up to which key heads are repeated for their query heads. cuDNN's own sum of the gradients over a group
 # of query heads takes time by the segment, and with many short ones it is slower than XLA's.
 REPEATED = 256
+
+
+@contextlib.contextmanager
+def lowered_for(device: jax.Device) -> Iterator[None]:
+    """Has jax judge what cuDNN can do by this GPU; it would ask an attached one."""
+    capability = getattr(device, "compute_capability", None)
+    if capability is None:
+        yield
+        return
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    def version(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    questions = {
+        "check_compute_capability": lambda least: version(capability) >= version(least),
+        "is_cuda_compute_capability_equal": lambda other: version(capability) == version(other),
+    }
+    with mock.patch.multiple(fused_attention_stablehlo, **questions):
+        yield
 
 
 @jax.tree_util.register_dataclass

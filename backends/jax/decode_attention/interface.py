@@ -37,6 +37,7 @@ class Problem:
     head_shards: int = 1  # shards of the mesh that take heads
     rows: int = 1  # decoded at once by a device
     columns: int = 1  # pages of a row, at most
+    group: int = 2  # query heads per key/value head
 
 
 @jax.tree_util.register_dataclass

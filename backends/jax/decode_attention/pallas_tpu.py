@@ -66,6 +66,9 @@ class PallasTpu(DecodeAttention):
                 f"needs the page tables of a device in {SCALAR_BYTES // 2**10} KiB, and {problem.rows} rows of "
                 f"{problem.columns} pages need more: larger jax.page_size, fewer jax.slots, shorter jax.context_length"
             )
+        local = tiled(heads) // shards
+        if problem.dtype == single and local > 4 and problem.group % 2:
+            return f"needs an even number of query heads per key/value head in float32, and it is {problem.group}"
         if problem.head_dim > LANES and (heads > shards or problem.dtype == single):
             return (
                 f"needs a head_dim of at most {LANES}, or one key/value head per device in bfloat16, "

@@ -1,5 +1,6 @@
-"""The programs of a plan, compiled for TPUs, beside its estimate."""
+"""The programs of a plan, compiled for TPUs and GPUs or run without data, beside its estimate."""
 
+import importlib.metadata
 import importlib.util
 
 import pytest
@@ -8,8 +9,9 @@ from rljax.chips import Topology
 from rljax.config import io
 from rljax.engine import find_plugin
 from rljax.errors import UserError
-from rljax.experiments.plan_compile import compile_plan
+from rljax.experiments.plan_compile import compile_plan, side_by_side
 from rljax.hf.shapes import shape_of
+from rljax.planning.changes import changes
 from rljax.planning.estimate import Request, plan
 
 SMALL = [
@@ -26,19 +28,58 @@ def plan_of(mode, topology, shape="tiny", extra=()):
     return plan(Request(config, shape_of(shape), Topology.parse(topology), find_plugin, 64, 64))
 
 
-def test_programs_for_gpus_are_refused():
-    with pytest.raises(UserError, match=r"^--compile: h100:1 has no TPUs"):
+HAS_CUDA = any(point.name.startswith("xla_cuda") for point in importlib.metadata.entry_points(group="jax_plugins"))
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="left out: libtpu is not installed (pip install 'rljax[tpu]')"
+)
+needs_cuda = pytest.mark.skipif(
+    not HAS_CUDA, reason="left out: jax has no CUDA plugin, which compiles without a GPU (pip install 'rljax[cuda]')"
+)
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="left out: the plugin is there")
+def test_without_the_cuda_plugin_the_extra_is_named():
+    with pytest.raises(UserError, match=r"^--topology: h100:1 needs the CUDA plugin of jax, not a GPU .*rljax\[cuda\]"):
         next(compile_plan(plan_of("jax:d1", "h100:1")))
 
 
+def test_a_plan_of_servers_alone_has_nothing_to_compile():
+    with pytest.raises(UserError, match=r"^--compile: the engines of sglang:d1 have no programs"):
+        next(compile_plan(plan_of("sglang:d1", "h100:1")))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="left out: libtpu is not installed (pip install 'rljax[tpu]')"
-)
+@needs_libtpu
 def test_every_program_of_both_sides_fits_and_has_its_kernel():
-    programs = {f"{p.side} {p.name}": p for p in compile_plan(plan_of("jax:d2+jax:f2", "v5e:2x2"))}
+    programs = {checked.name: checked for checked in compile_plan(plan_of("jax:d2+jax:f2", "v5e:2x2"))}
     assert {"learner score", "learner update", "sampler decode", "sampler copy"} <= programs.keys()
-    assert all(program.fits and program.seconds > 0 for program in programs.values())
+    assert all(program.fits and program.program.seconds > 0 for program in programs.values())
     assert {name for name, program in programs.items() if program.estimate is not None} == {"learner update", "sampler decode"}
-    assert any(name.startswith("splash") for name in programs["learner update"].kernels)
-    assert "ragged_paged_attention_kernel" in programs["sampler decode"].kernels
+    assert any(name.startswith("splash") for name in programs["learner update"].program.kernels)
+    assert "ragged_paged_attention_kernel" in programs["sampler decode"].program.kernels
+
+
+@pytest.mark.slow
+@needs_cuda
+def test_programs_compile_for_a_gpu_that_is_not_there():
+    checked = list(compile_plan(plan_of("jax:f2|jax:d2", "h100:2")))
+    programs = {each.name: each.program for each in checked}
+    assert all(each.fits for each in checked)
+    assert "paged_attention" in programs["sampler decode"].kernels
+    assert "all-gather" in programs["learner update"].collectives
+    header, *lines = side_by_side(checked)
+    assert header.split()[-1] == "h100:2" and [line.split("  ")[0] for line in lines] == list(programs)
+
+
+TIGHT = {"shape": "qwen3-0.6b", "topology": "v5e:2x2"}
+ROWS = [("actor.mb_spec.max_tokens_per_row", "4096"), ("actor.mb_spec.rows_per_mb", "48"), ("rollout.addr", "host:1")]
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_change_that_a_plan_suggests_makes_its_program_fit():
+    before = plan_of("jax:f4", **TIGHT, extra=ROWS)
+    assert not before.fits
+    assert not all(checked.fits for checked in compile_plan(before) if checked.name == "learner update")
+    change = next(change for change in changes(before) if change.plan.fits and change.key == "actor.mb_spec.rows_per_mb")
+    assert all(checked.fits for checked in compile_plan(change.plan))

@@ -349,6 +349,7 @@ def test_a_choice_that_cannot_be_done_is_refused(change, culprit):
         ({"kv_heads": 3, "head_shards": 3}, "tensor axis"),
         ({"head_shards": 16}, "tensor axis"),
         ({"columns": 1024}, "larger jax.page_size"),
+        ({"dtype": jnp.dtype(jnp.float32), "cache_dtype": jnp.dtype(jnp.float32), "group": 1}, "even number of query heads"),
     ],
 )
 def test_what_the_tpu_kernels_cannot_do_is_refused(change, culprit):

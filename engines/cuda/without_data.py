@@ -1,0 +1,143 @@
+"""The learner's own update on tensors without data: its memory, with no GPU and no weights.
+
+    fake process group -> FakeTensorMode -> TorchLearner(described) -> update -> peak by component
+
+Tensors say that they are on a GPU, so that the code takes its kernels; what those would compute is
+not computed. What a function or layer that is compiled makes counts as it would be in memory then.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rljax.backends.torch import logprobs, model
+from rljax.backends.torch.mesh import RankMesh
+from rljax.batching.batch import Batch
+from rljax.chips import GPU, Topology
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
+from rljax.engines.cuda.compiled_layers import compiler
+from rljax.engines.cuda.config import FsdpConfig
+from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.tensor_memory import Label, TensorMemory
+from rljax.errors import UserError
+from rljax.objective.spec import Objective
+from rljax.planning.program import Program
+
+MOMENTS = (
+    "loss",
+    "last layer's backward pass",
+    "first layer's backward pass",
+    "reduction of the embedding's gradient",
+    "optimizer step",
+)
+UPDATE = "update"
+COMMUNICATED = ("aten.empty", "aten.new_empty", "fsdp.", "c10d.", "_c10d")  # beginnings of FSDP2's operators
+KINDS = {"mm": "matrix products", "bmm": "matrix products", "addmm": "matrix products", "_varlen_attn": "attention"}
+
+
+def programs(config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = "") -> Iterator[Program]:
+    """Runs an update of one full micro-batch per rank, as rank 0. Raises UserError."""
+    if topology.chip.platform != GPU:
+        raise UserError(f"--compile: {topology.name} has no GPUs, and fsdp runs on those")
+    if only and not re.fullmatch(only, UPDATE):
+        return
+    start = time.perf_counter()
+    memory = update_memory(config, pool, model_dir)
+    yield Program(
+        UPDATE,
+        how="tensors without data",
+        moments=MOMENTS,
+        peak=float(memory.peak),
+        seconds=time.perf_counter() - start,
+        components=components(memory.at_peak),
+    )
+
+
+def update_memory(config: Config, pool: Pool, model_dir: Path, trained: float = 1.0) -> TensorMemory:
+    """Counts the memory of an update.
+
+    Args:
+      trained: share of each row's tokens, its last ones, that are trained on.
+    """
+    batch, memory = _full_batch(config, pool, trained), TensorMemory()
+    with _alone(pool), FakeTensorMode(allow_non_fake_inputs=True), _as_on_a_gpu(memory, config), memory.counting():
+        memory.phase = "between steps"
+        learner = TorchLearner(config, pool, model_dir, described=True)
+        memory.phase = "update"
+        learner.update(batch)
+    return memory
+
+
+def components(sizes: Mapping[Label, int]) -> dict[str, float]:
+    """Adds up what was made by kinds of operators, the largest first."""
+    found: collections.Counter[str] = collections.Counter()
+    for (phase, operator), size in sizes.items():
+        found[_kind(phase, operator)] += size
+    return {name: float(size) for name, size in found.most_common() if size}
+
+
+def _kind(phase: str, operator: str) -> str:
+    if phase != "update":
+        return "Adam moments" if "zeros_like" in operator else "weights"
+    if operator.startswith(COMMUNICATED):
+        return "gathered weights and gradients"
+    return KINDS.get(operator.split(".")[1] if "." in operator else operator, "other results")
+
+
+@contextlib.contextmanager
+def _alone(pool: Pool) -> Iterator[None]:
+    """Makes this process rank 0 of a pool whose other ranks are not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=pool.size)
+    try:
+        RankMesh.of(pool, torch.device("cpu"))  # the mesh is of real numbers
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _as_on_a_gpu(memory: TensorMemory, config: Config) -> Iterator[None]:
+    def as_it_is(function: object) -> object:
+        return function
+
+    layers = compiler(memory) if FsdpConfig.of(config).compile else as_it_is
+    with (
+        mock.patch.object(FakeTensor, "is_cuda", property(lambda tensor: True)),
+        mock.patch.object(logprobs, "_compiled", memory.fused),
+        mock.patch.object(model, "_compiled", layers),
+    ):
+        yield
+
+
+def _full_batch(config: Config, pool: Pool, trained: float) -> Batch:
+    """One micro-batch per data shard, of rows without padding."""
+    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
+    ones, floats = np.ones((rows, length), np.int32), np.zeros((rows, length), np.float32)
+    where = np.arange(length)
+    return Batch(
+        token_ids=ones,
+        segment_ids=ones,
+        positions=np.broadcast_to(where.astype(np.int32), (rows, length)),
+        loss_mask=np.broadcast_to(where >= max(round(length * (1 - trained)), 1), (rows, length)),
+        loss_weight=floats,
+        behavior_logp=floats,
+        versions=ones,
+        advantage=floats,
+        proximal_logp=floats,
+        reference_logp=floats,
+        teacher_logp=floats,
+        interpolation=floats if Objective.from_config(config).proximal == "interpolated" else None,
+    )

@@ -1,0 +1,44 @@
+"""Programs of a plan, compiled by XLA for TPUs and GPUs that are not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from rljax.chips import Topology
+from rljax.config.allocation import Pool
+from rljax.config.schema import Config
+from rljax.engines.jax.topology import QUICK, OutOfMemory, compile_target, learner_targets, sampler_targets, topology_devices
+from rljax.planning.program import Program
+
+TARGETS = {"learner": learner_targets, "sampler": sampler_targets}
+MOMENTS = {  # of the estimate, by side and program
+    ("learner", "update"): ("loss", "backward pass"),
+    ("sampler", "decode"): ("decoding",),
+}
+
+
+def programs(side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = "") -> Iterator[Program]:
+    """Implements `rljax.planning.planner.Planner.programs`."""
+    jax.config.update("jax_platforms", "cpu")  # compilers alone; without a TPU or GPU JAX would look for one
+    jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a device can't be read back without one
+    devices = topology_devices(topology.name)
+    for target in TARGETS[side](config, pool, model_dir, devices):
+        if only and not re.fullmatch(only, target.name):
+            continue
+        program = {"name": target.name, "how": f"attention {target.attention}", "moments": MOMENTS.get((side, target.name), ())}
+        try:
+            compiled = compile_target(target, QUICK)
+        except OutOfMemory as error:
+            yield Program(**program, problem=str(error))
+            continue
+        yield Program(
+            **program,
+            peak=compiled.peak,
+            seconds=compiled.seconds,
+            kernels=dict(compiled.kernels),
+            collectives=dict(compiled.collectives),
+        )
