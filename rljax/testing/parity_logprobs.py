@@ -96,7 +96,9 @@ class LogprobSuite(Backend):
             ours, exact = self._scoring_case(R * M, "float64")
             logp, entropy = logprob_oracle.token_logprobs(*exact[:3])
             expected = objective_oracle.policy_objective(logp.reshape(R, M), entropy.reshape(R, M), expecting, objective)
-            derived = logprob_oracle.token_logprobs_grad(*exact[:3], expected.d_logp.ravel(), expected.d_entropy.ravel())
+            hidden, unembedding, labels = exact[:3]
+            slopes = expected.d_logp.ravel(), expected.d_entropy.ravel()
+            derived = logprob_oracle.token_logprobs_grad(hidden, unembedding, labels, *slopes)
 
             def fused(hidden: Any, unembedding: Any) -> Any:
                 return fused_objective(hidden, unembedding, ours[2], tokens, objective, chunk=5)[0]

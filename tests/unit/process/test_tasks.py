@@ -34,8 +34,6 @@ SEEN = {
     ("rljax/rewards/process_main.py", "_serve_async"): "every error is an answer",
     ("rljax/workers/server.py", "_task"): "its callback, which ends the run",
     ("engines/http/client.py", "_attempt"): "awaited there",
-    ("engines/http/client.py", "_post_unless_lost"): "awaited there",
-    ("engines/http/client.py", "_each"): "gathered there",
     ("engines/http/health.py", "_return"): "awaited there",
     ("engines/http/generation.py", "__init__"): "`wait`",
     ("engines/cuda/broadcast.py", "_send_bucket"): "awaited there",
