@@ -99,7 +99,7 @@ class FollowerConnection:
                     self._followers.replied(self, message.fields)
                 elif message.kind == "hung":
                     self._followers.hung(self, str(message.fields["method"]))
-        except ConnectionClosed:
+        except (ConnectionClosed, ConnectionResetError):
             self._followers.lost(self, "is gone")
         except (FramingError, OSError) as error:
             self._followers.lost(self, f"can't be understood: {error}")
