@@ -102,7 +102,7 @@ class FollowerConnection:
                     self._followers.ends.told(self.rank, int(message.fields["number"]), message.fields.get("error"))
                 elif message.kind == "hung":
                     self._followers.hung(self, str(message.fields["method"]))
-        except ConnectionClosed:
+        except (ConnectionClosed, ConnectionResetError):
             self._followers.lost(self, "is gone")
         except (FramingError, OSError) as error:
             self._followers.lost(self, f"can't be understood: {error}")

@@ -20,6 +20,7 @@ MODES = {
     "servers": ("sglang:d16+fsdp:f16", "h100:16"),
     "one host": ("sglang:d4+fsdp:f4", "h100:8"),
     "pod": ("jax:d8+jax:f16", "v5e:4x4"),
+    "pod and servers": ("jax:d16+jax:f16", "v5e:4x4"),
     "no accelerators": ("jax:d1+jax:f3", "cpu:4", 2),
 }
 CLUSTER = Cluster("registry/image:1", "shared", "/data", "nvidia-h100-80gb")

@@ -25,6 +25,7 @@ JOBS = {
     ("sglang:d1+fsdp:f8", "l4:8", 1): (8, 1, 1),
     ("jax:d2+jax:f14", "v5e:4x4", None): (4, 1, 0),
     ("jax:d8+jax:f16", "v5e:4x4", None): (4, 1, 1),
+    ("jax:d16+jax:f16", "v5e:4x4", None): (4, 1, 2),
     ("jax:d4t2+jax:f8t2", "v5p:2x2x4", None): (4, 1, 2),
     ("jax:d4+jax:f12", "h100:16", None): (2, 1, 0),
     ("sglang:d4+jax:f16", "h100:16", None): (2, 1, 1),
@@ -86,6 +87,7 @@ def test_the_runs_own_check_refuses_another_number_of_processes(monkeypatch):
         (("sglang:d8+fsdp:f32", "h100:16"), "and fsdp:f32 learns on 32"),
         (("sglang:d1t16+fsdp:f16", "h100:16"), "a replica of sglang:t16 takes 16 devices"),
         (("jax:d1t8+jax:f16", "v5p:2x2x4"), "a replica of jax:t8 takes 8 devices, and a host of v5p:2x2x4 has 4"),
+        (("jax:d8+jax:f8", "h100:16"), "and jax:f8 learns on 8"),  # the sampler leaves the first host no device
         (("jax:d2+jax:f10", "h100:12"), "no number of whole hosts of 8"),
         (("jax:d2+jax:f14", "v5e:16"), "is no slice of v5e"),
         (("jax:d2+jax:f14", "v5p:4x4"), "is no slice of v5p"),
