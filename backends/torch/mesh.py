@@ -108,6 +108,12 @@ def _context(pool: Pool) -> Context:
     return own
 
 
+def forget() -> None:
+    """Forgets the meshes that were made, whose process groups are destroyed."""
+    _mesh.cache_clear()
+    _context.cache_clear()
+
+
 def local_slices(parameter: DTensor) -> tuple[slice, ...]:
     """Returns the slices of the whole parameter that this rank has.
 

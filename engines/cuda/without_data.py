@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rljax.backends.torch import logprobs, model
+from rljax.backends.torch import logprobs, mesh, model
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.chips import GPU, Topology
@@ -106,6 +106,7 @@ def _alone(pool: Pool) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        mesh.forget()  # or the next plan would get a mesh of groups that are gone
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,14 +30,14 @@ def programs(side: str, config: Config, pool: Pool, topology: Topology, model_di
     for target in TARGETS[side](config, pool, model_dir, devices):
         if only and not re.fullmatch(only, target.name):
             continue
-        program = {"name": target.name, "how": f"attention {target.attention}", "moments": MOMENTS.get((side, target.name), ())}
+        program = Program(target.name, f"attention {target.attention}", MOMENTS.get((side, target.name), ()))
         try:
             compiled = compile_target(target, QUICK)
         except OutOfMemory as error:
-            yield Program(**program, problem=str(error))
+            yield dataclasses.replace(program, problem=str(error))
             continue
-        yield Program(
-            **program,
+        yield dataclasses.replace(
+            program,
             peak=compiled.peak,
             seconds=compiled.seconds,
             kernels=dict(compiled.kernels),

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -196,7 +197,7 @@ def _sampled(programs: Programs, name: str) -> Sampled | None:
     return Sampled(rows, new, cached, weights, cache, programs.pages * programs.page_size)
 
 
-def compile_target(target: Target, options: Mapping[str, float] | None = None) -> Compiled:
+def compile_target(target: Target, options: Mapping[str, Any] | None = None) -> Compiled:
     """Compiles a program, perhaps with options such as QUICK.
 
     Raises:

@@ -74,7 +74,13 @@ def cases(shape: str) -> Iterator[Case]:
         }
         flagged = [f"--engine={engine}", f"--gradient_checkpointing={remat}", f"--rows={rows}", f"--rows_per_mb={rows}"]
         command = ("learner", *flagged, f"--tokens={tokens}", f"--segments={segments}", "--repeats=2")
-        moments = ("loss", "optimizer step", "backward pass", "last layer's backward pass", "first layer's backward pass")
+        moments: tuple[str, ...] = (
+            "loss",
+            "optimizer step",
+            "backward pass",
+            "last layer's backward pass",
+            "first layer's backward pass",
+        )
         moments += ("reduction of the embedding's gradient",)
         yield Case(shape, f"{engine} learner, {remat}", f"{engine}:d1", moments, keys, (half, half), command)
     keys = {"jax.slots": 128, "jax.context_length": 2048, "jax.prefill_chunk": 2048}

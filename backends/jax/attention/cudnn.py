@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import jax
@@ -43,7 +44,7 @@ def lowered_for(device: jax.Device) -> Iterator[None]:
     def version(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(".")))
 
-    questions = {
+    questions: dict[str, Any] = {
         "check_compute_capability": lambda least: version(capability) >= version(least),
         "is_cuda_compute_capability_equal": lambda other: version(capability) == version(other),
     }
