@@ -35,6 +35,7 @@ MENUS = {
         "groups",
         "prefill",
         "publish",
+        "saves",
         "buffer",
         "packing",
         "tracing",

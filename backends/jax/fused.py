@@ -161,12 +161,13 @@ def _loss_and_grads(
         part, part_metrics = loss_of(logp, entropy, row_tokens)
         return carry[0] + part, _merge(carry[1], part_metrics)
 
+    several = len(labels) > scoring.chunk and objective.by_advantage  # chunks, of which some may have no gradient
     moved = objective.moved_by(tokens)
-    order = jnp.argsort(~moved)  # stable
-    chunks = jax.tree.map(lambda x: in_chunks(x[order], scoring.chunk), (hidden, labels, tokens))
+    order = jnp.argsort(~moved) if several else jnp.arange(len(labels))  # stable
+    chunks = jax.tree.map(lambda x: in_chunks(x[order] if several else x, scoring.chunk), (hidden, labels, tokens))
     count, size = chunks[1].shape
     # As many on every device: reductions over the vocabulary are in the loops.
-    with_gradients = scoring.over_rows(lax.pmax, -(-jnp.sum(moved) // size))
+    with_gradients = scoring.over_rows(lax.pmax, -(-jnp.sum(moved) // size)) if several else count
     first = jax.tree.map(lambda x: x[0], chunks)
     shapes = jax.eval_shape(loss_of, *jax.eval_shape(lambda: (jnp.zeros(size, wide),) * 2), first[2])
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -181,9 +182,10 @@ def _loss_and_grads(
         jnp.zeros(chunks[0].shape, wide),
     )
     loss, metrics, d_unembedding, d_ordered = lax.fori_loop(0, with_gradients, with_gradient, start)
-    loss, metrics = lax.fori_loop(with_gradients, count, without, (loss, metrics))
-    d_ordered = d_ordered.reshape(-1, hidden.shape[1])[: len(labels)]
-    d_hidden = jnp.zeros_like(d_ordered).at[order].set(d_ordered, unique_indices=True)
+    d_hidden = d_ordered.reshape(-1, hidden.shape[1])[: len(labels)]
+    if several:
+        loss, metrics = lax.fori_loop(with_gradients, count, without, (loss, metrics))
+        d_hidden = jnp.zeros_like(d_hidden).at[order].set(d_hidden, unique_indices=True)
     d_hidden = scoring.over_vocabulary(lax.psum, d_hidden)
     reduced = {
         name: MeanArrays(

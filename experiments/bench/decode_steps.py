@@ -1,4 +1,4 @@
-"""Time of each of the sampler's programs: a decode step at given lengths, every prefill, a copy.
+"""Time of each program of the sampler: a decode step at given lengths, every prefill, a copy.
 
     python -m experiments.bench.decode_steps         # on a GPU: Qwen3-0.6B, 256 slots of 2,048
     python -m experiments.bench.decode_steps --shape=tiny --slots=8 --context=256 --group=4

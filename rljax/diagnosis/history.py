@@ -30,6 +30,8 @@ CONFIG, CONTEXT, STATUS, PLAN = "config.json", "context.json", "status.json", "p
 REWARD = "rollout/reward"
 EVALUATION_REWARD = "eval-rollout/reward"
 
+MOST_UNDONE = 10**6  # steps of a rollback; a line that says more is damaged
+
 
 @dataclasses.dataclass(frozen=True)
 class History:
@@ -139,11 +141,8 @@ class History:
     def undone(self) -> frozenset[int]:
         """Steps that rollbacks undid. Their lines stay in the files."""
         rolled = [(event.get("restored"), event["step"]) for event in self.guard]
-        undone = np.zeros(len(self.steps), bool)
-        for back, at in rolled:
-            if isinstance(back, int) and abs(back) <= run_files.MOST_STEPS:
-                undone |= (self.steps > back) & (self.steps <= at)
-        return frozenset(self.steps[undone].tolist())
+        spans = [range(back + 1, at + 1) for back, at in rolled if isinstance(back, int)]
+        return frozenset(step for span in spans if len(span) <= MOST_UNDONE for step in span)
 
     @property
     def lasting(self) -> History:

@@ -32,12 +32,12 @@ class Accumulator:
         self._counts[name] = self._counts.get(name, 0) + amount
 
     def observe(self, name: str, values: Iterable[float]) -> None:
-        self._values.setdefault(name, []).extend(values)
+        self._values.setdefault(name, []).extend(float(value) for value in values)
 
     def share(self, name: str, hit: bool) -> None:
         """Counts a try, and whether it was a hit: the metric is the share of hits."""
         hits, tries = self._shares.get(name, (0, 0))
-        self._shares[name] = [hits + hit, tries + 1]
+        self._shares[name] = [hits + bool(hit), tries + 1]
 
     def drain(self) -> dict[str, Mean]:
         """Returns all metrics since the last call, and clears them.

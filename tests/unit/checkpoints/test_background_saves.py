@@ -124,6 +124,7 @@ def test_exactly_once_whatever_the_instant_of_a_kill_in_a_background_save(tmp_pa
         scene.finish(then=snapshot)
         await scene.end()
         active.clear()
+        await scene.recovery.close()
 
     asyncio.run(scenario())
     assert len(copies) > 15
@@ -155,6 +156,7 @@ def test_a_save_that_fails_leaves_the_one_before_and_its_journal(tmp_path):
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
         await scene.begin(2)  # tried again
         await scene.end()
+        await scene.recovery.close()
 
     asyncio.run(scenario())
     assert {record.ticket.prompt.uid for record in journal.read(tmp_path / "journal" / "1.journal")} == {"0/0", "0/1"}
@@ -179,6 +181,7 @@ def test_one_save_at_a_time_and_those_before_stay_until_it_is_whole(tmp_path):
         assert scene.recovery.checkpoints.steps() == [2]
         await scene.recovery.save(2, _state(2), score=0.5)  # of the same state: only its score is new
         assert len(scene.learner.ends) == 2
+        await scene.recovery.close()
 
     asyncio.run(scenario())
     assert json.loads((tmp_path / "checkpoints" / "2" / "manifest.json").read_text())["score"] == 0.5
@@ -201,6 +204,8 @@ def test_a_checkpoint_of_undone_steps_gives_way_before_its_journal_does(tmp_path
         scene.learner.ends[-1].set_result(None)
         await again.settle()
         assert again.checkpoints.steps() == [1, 2]
+        await again.close()
+        await scene.recovery.close()
 
     asyncio.run(scenario())
 

@@ -299,7 +299,7 @@ def test_a_private_set_must_be_another_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "no such file"), ("{", "not the result"), ('{"prompts": 3}', "not the result"), ("[]", "not the result")],
+    [(None, "no such file"), ("{", "not JSON"), ('{"prompts": 3}', "no 'policy'"), ("[]", "not a JSON object")],
 )
 def test_a_file_that_is_no_result_is_named(tmp_path, text, message):
     if text is not None:

@@ -1,11 +1,13 @@
 """The shared part of learners, on numpy arrays: phases, checkpoints, states of other engines."""
 
 import json
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rljax.checkpoints.background import BackgroundWrite
 from rljax.checkpoints.integrity import write_meta
 from rljax.checkpoints.portable import COUNTS
 from rljax.engines.common.learner import PhasedLearner
@@ -55,6 +57,12 @@ class Critic(Adam):
     def load(self, saved):
         super().load(saved)
         self.params = saved["params"]
+
+
+def _done():
+    future = Future()
+    future.set_result(None)
+    return future
 
 
 class NumpyLearner(PhasedLearner[Adam, Critic]):
@@ -108,6 +116,10 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
         (directory / "tree").mkdir(parents=True)
         (directory / "tree" / "arrays.json").write_text(json.dumps(tree, default=lambda x: x.tolist()))
         write_meta(directory, meta)
+
+    def _begin_write(self, directory, tree, meta):
+        self._write(directory, tree, meta)
+        return BackgroundWrite(_done(), _done())
 
     def _read(self, directory, like):
         tree = _arrays(json.loads((directory / "tree" / "arrays.json").read_text()))
