@@ -1,4 +1,4 @@
-"""A checkpoint of a learner: seconds that a step waits for it, against seconds until it is whole.
+"""A checkpoint of a learner: seconds a step waits for it, and seconds until it is whole.
 
 python -m experiments.bench.saves --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.saves --engine=jax

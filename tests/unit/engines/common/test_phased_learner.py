@@ -100,7 +100,7 @@ class NumpyLearner(PhasedLearner[Adam, Critic]):
     def _supervised_step(self, phase, batch, keep):
         return self._moved(phase, 10)
 
-    def update_critic(self, batch):
+    def _critic_step(self, critic, batch):
         raise NotImplementedError  # no step of the critic is taken here
 
     def _score_with(self, weights, batch):
