@@ -1,4 +1,4 @@
-"""Compiles a config's learner and sampler programs for TPUs that are not there: memory, kernels.
+"""Compiles the programs of a config for TPUs that are not there: memory, kernels.
 
     python -m experiments.bench.tpu_compile --config=configs/quickstart.py --topology=v5e:2x2
     python -m experiments.bench.tpu_compile --shape=qwen3-0.6b --topology=v5e:2x4 --programs=update

@@ -50,7 +50,7 @@ def assert_near(found, wanted, bound):
             np.testing.assert_allclose(found[place][name], array, rtol=0, atol=bound * largest, err_msg=f"{place} {name}")
 
 
-SLOW = ("adapters", "in the warm-up", "critic and reference")  # others have the like
+SLOW = ("adapters", "before its first step", "in the warm-up", "critic and reference")  # others have the like
 
 
 def marked(name):
