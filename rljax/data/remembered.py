@@ -67,8 +67,10 @@ class Memory:
         temporary = self._path.with_suffix(f".{os.getpid()}.npz")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            measured = {} if selected.lengths is None else {"lengths": selected.lengths}
-            np.savez(temporary, kept=selected.kept, rest=np.array(json.dumps(rest)), **measured)
+            arrays: dict[str, Any] = {"kept": selected.kept, "rest": np.array(json.dumps(rest))}
+            if selected.lengths is not None:
+                arrays["lengths"] = selected.lengths
+            np.savez(temporary, **arrays)
             os.replace(temporary, self._path)
         return selected
 
