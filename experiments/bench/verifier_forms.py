@@ -178,7 +178,7 @@ FORMS: dict[str, tuple[Case, ...]] = {
         ),
         Case("\\frac{55}{3}", boxed("\\frac{55}{3} \\approx 18.33", "\\frac{55}{3}\\approx18.33\\text{ cm}"), ()),
         Case("18.33", (), boxed("\\frac{55}{3} \\approx 18.33")),
-        Case("\\approx 3.14", boxed("3.14", "\\approx 3.14"), ()),
+        Case("\\approx 3.14", boxed("3.14", "\\approx 3.14"), boxed("> 3.14", "3.1", "\\approx 3.1")),
     ),
     "denials": (
         Case(

@@ -67,10 +67,10 @@ class Memory:
         temporary = self._path.with_suffix(f".{os.getpid()}.npz")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            arrays = {"kept": selected.kept, "rest": np.array(json.dumps(rest))}
+            arrays: dict[str, Any] = {"kept": selected.kept, "rest": np.array(json.dumps(rest))}
             if selected.lengths is not None:
                 arrays["lengths"] = selected.lengths
-            np.savez(temporary, allow_pickle=False, **arrays)
+            np.savez(temporary, **arrays)
             os.replace(temporary, self._path)
         return selected
 

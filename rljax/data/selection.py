@@ -141,7 +141,10 @@ class Selection:
             log.warning("%s: the model's tokenizer has no token for %r%s: the policy can't see it", where, character, more)
 
     def _select(self) -> Iterator[tuple[int, int]]:
-        """Yields the index of each example that is used, and the tokens of its prompt if known."""
+        """Yields the index of each example that is used, and the tokens of its prompt.
+
+        They are 0 where bytes decided that it fits.
+        """
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
         for start, prompts, lengths in self._measured():

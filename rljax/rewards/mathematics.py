@@ -74,7 +74,7 @@ def _right(answer: Any, completion: str) -> float:
     except ValueError as error:
         raise Rejected(str(error)) from None
     given = final_answer(completion)
-    if given is None or (given.relation and given.relation != gold.relation) or (gold.relation not in ("≈", given.relation)):
+    if given is None or given.relation not in (("≈", "") if gold.relation == "≈" else (gold.relation,)):
         return 0.0
     found = _parse(given.text)
     if _is_worked_out(gold.parsed[0]) and found and not _is_worked_out(found[0]):

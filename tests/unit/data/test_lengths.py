@@ -90,6 +90,24 @@ def test_a_selection_is_remembered_until_something_that_decides_it_changes(token
     assert opened()[2] > 0
 
 
+def test_measured_lengths_are_of_every_prompt_that_is_kept_and_are_remembered(tokenizer, counted, tmp_path, monkeypatch):
+    monkeypatch.setattr("rljax.data.selection.LEAST", 3)
+    monkeypatch.setattr("rljax.data.selection.AT_ONCE", 2)  # more parts than are under way at once
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    questions = ["x" * n for n in (3, 61, 10, 60, 70, 1, 2, 5, 8)]
+    dataset = written(tmp_path / "a.jsonl", questions)
+
+    def opened(**how):
+        counted.clear()
+        return open_prompts(dataset, seed=0, tokenizer=tokenizer, **how)
+
+    for tokenized in (len(questions), 0):
+        found = opened(measure=True)
+        assert found.lengths.tolist() == [len(q) for q in questions if len(q) <= 60] and sum(counted) == tokenized
+        assert [len(prompt.messages[0]["content"]) for prompt in found.every()] == found.lengths.tolist()
+    assert opened().lengths is None and sum(counted) == 0  # a start finds what a check has measured
+
+
 def test_a_small_selection_is_not_remembered(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     open_prompts(written(tmp_path / "a.jsonl", ["y"] * 50), seed=0, tokenizer=tokenizer)

@@ -49,8 +49,8 @@ def test_the_answer_is_what_the_model_commits_to(completion, right):
 @pytest.mark.parametrize(
     ("gold", "right"),
     [
-        ("32 / 96 * 100% = 33.333...%, which rounds down to 33%\n#### 33", "33"),
-        ("$4.00 + $2.00 = $<<4+2=6.00>>6.00\n#### 6", "6"),
+        ("Give the answer as a percentage: 32 / 96 * 100% = 33.333...%, so 33%\n#### 33", "33"),
+        ("Add the fee to the answer from before for the total: $4.00 + $2.00 = $<<4+2=6.00>>6.00\n#### 6", "6"),
         ("So it is $\\boxed{\\frac{1}{2}}$, as $x = 2y$.", "\\frac12"),
     ],
 )

@@ -99,8 +99,9 @@ def test_a_late_reward_delays_no_start_and_its_error_is_told(tried, tmp_path, mo
 
     async def later():
         (tmp_path / "go").touch()
-        while len(caplog.records) < 2:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while len(caplog.records) < 2:
+                await asyncio.sleep(0.01)
 
     tried("late", later)
     first, second = (record.getMessage() for record in caplog.records)
