@@ -30,7 +30,7 @@ KEY_VARIABLE = "RLJAX_SERVER_KEY"  # environment variable of a server's key; oth
 # SGLang takes its key as an argument; given here, it is in no command line. Otherwise this is `python -m sglang.launch_server`
 _BOOT = f"""
 import os, runpy, sys
-sys.argv[1:1] = ["--api-key", os.environ.pop("{KEY_VARIABLE}")]
+sys.argv[1:1] = ["--api-key=" + os.environ.pop("{KEY_VARIABLE}")]  # it may begin with a hyphen
 runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 """
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first

@@ -26,9 +26,12 @@ from rljax.errors import UserError
 from rljax.testing.models import config_of
 
 STAND_IN = """
-import http.server, json, os, subprocess, sys, time
+import argparse, http.server, json, os, subprocess, sys, time
 here = os.path.dirname(__file__)
-args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+parser = argparse.ArgumentParser()
+parser.add_argument("--api-key")
+given, rest = parser.parse_known_args()
+args = dict(zip(rest[::2], rest[1::2]))
 def once(name):
     path = os.path.join(here, name)
     if os.path.exists(path):
@@ -49,7 +52,7 @@ if os.path.exists(os.path.join(here, "mute")):
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if self.path != "/health" and self.headers["Authorization"] != "Bearer " + args["--api-key"]:
+        if self.path != "/health" and self.headers["Authorization"] != "Bearer " + given.api_key:
             self.send_error(401)
             return
         info = {"version": "0.5.23", "model_path": args["--model-path"], "weight_version": args["--weight-version"],
