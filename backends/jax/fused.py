@@ -163,8 +163,8 @@ def _loss_and_grads(
 
     several = len(labels) > scoring.chunk and objective.by_advantage  # chunks, of which some may have no gradient
     moved = objective.moved_by(tokens)
-    order = jnp.argsort(~moved) if several else jnp.arange(len(labels))  # stable
-    chunks = jax.tree.map(lambda x: in_chunks(x[order] if several else x, scoring.chunk), (hidden, labels, tokens))
+    order = jnp.argsort(~moved) if several else slice(None)  # stable
+    chunks = jax.tree.map(lambda x: in_chunks(x[order], scoring.chunk), (hidden, labels, tokens))
     count, size = chunks[1].shape
     # As many on every device: reductions over the vocabulary are in the loops.
     with_gradients = scoring.over_rows(lax.pmax, -(-jnp.sum(moved) // size)) if several else count

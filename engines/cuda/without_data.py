@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -24,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rljax.backends.torch import logprobs, mesh, model
 from rljax.backends.torch.mesh import RankMesh
-from rljax.batching.batch import Batch
+from rljax.batching.full import full_batch
 from rljax.chips import GPU, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
@@ -72,7 +71,9 @@ def update_memory(config: Config, pool: Pool, model_dir: Path, trained: float = 
     Args:
       trained: share of each row's tokens, its last ones, that are trained on.
     """
-    batch, memory = _full_batch(config, pool, trained), TensorMemory()
+    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
+    interpolated = Objective.from_config(config).proximal == "interpolated"
+    batch, memory = full_batch(rows, length, trained=trained, interpolated=interpolated), TensorMemory()
     with _alone(pool), FakeTensorMode(allow_non_fake_inputs=True), _as_on_a_gpu(memory, config), memory.counting():
         memory.phase = "between steps"
         learner = TorchLearner(config, pool, model_dir, described=True)
@@ -121,24 +122,3 @@ def _as_on_a_gpu(memory: TensorMemory, config: Config) -> Iterator[None]:
         mock.patch.object(model, "_compiled", layers),
     ):
         yield
-
-
-def _full_batch(config: Config, pool: Pool, trained: float) -> Batch:
-    """One micro-batch per data shard, of rows without padding."""
-    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
-    ones, floats = np.ones((rows, length), np.int32), np.zeros((rows, length), np.float32)
-    where = np.arange(length)
-    return Batch(
-        token_ids=ones,
-        segment_ids=ones,
-        positions=np.broadcast_to(where.astype(np.int32), (rows, length)),
-        loss_mask=np.broadcast_to(where >= max(round(length * (1 - trained)), 1), (rows, length)),
-        loss_weight=floats,
-        behavior_logp=floats,
-        versions=ones,
-        advantage=floats,
-        proximal_logp=floats,
-        reference_logp=floats,
-        teacher_logp=floats,
-        interpolation=floats if Objective.from_config(config).proximal == "interpolated" else None,
-    )

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from rljax.backends.jax.accumulate import GradientStep
 from rljax.backends.jax.attention.cudnn import lowered_for
@@ -28,6 +27,7 @@ from rljax.backends.jax.multihost import describe
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.sharding import replicated
 from rljax.batching.batch import Batch
+from rljax.batching.full import full_batch
 from rljax.chips import GPU, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
@@ -133,7 +133,9 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
         Functions(config, policy),
         Optimizer(config.actor.optimizer, config.total_train_steps or 1, "actor", rounding=policy.rounding),
     )
-    batch = _full_batch(config, row_shards(mesh))
+    interpolated = Objective.from_config(config).proximal == "interpolated"
+    count, length = config.actor.mb_spec.rows_per_mb * row_shards(mesh), config.actor.mb_spec.max_tokens_per_row
+    batch = full_batch(count, length, interpolated=interpolated)
     rows = config.actor.mb_spec.rows_per_mb
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
     state = optimizer.describe(policy.trained, replicated(mesh))
@@ -146,28 +148,6 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
         for name, lowered in step.lower(policy.trained, state, policy.frozen, part).items():
             attends = name != "apply"
             yield Target(name, policy.attention.name, lowered, kernels if attends else (), batch if attends else None)
-
-
-def _full_batch(config: Config, shards: int) -> Batch:
-    """One micro-batch of rows without padding, every token of them trained on."""
-    shape = (config.actor.mb_spec.rows_per_mb * shards, config.actor.mb_spec.max_tokens_per_row)
-    ones, floats = np.ones(shape, np.int32), np.zeros(shape, np.float32)
-    mask = np.broadcast_to(np.arange(shape[1]) > 0, shape)
-    blend = floats if Objective.from_config(config).proximal == "interpolated" else None
-    return Batch(
-        token_ids=ones,
-        segment_ids=ones,
-        positions=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
-        loss_mask=mask,
-        loss_weight=floats,
-        behavior_logp=floats,
-        versions=ones,
-        advantage=floats,
-        proximal_logp=floats,
-        reference_logp=floats,
-        teacher_logp=floats,
-        interpolation=blend,
-    )
 
 
 def sampler_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:

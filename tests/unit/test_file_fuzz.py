@@ -113,7 +113,7 @@ def read_eos(directory):
 
 
 def read_tokenizer(directory):
-    """As an export does, which adds what ended turns: into other files, and back."""
+    """Loads, checks and exports a tokenizer, with what ends turns added."""
     check_agreement(directory, load_tokenizer(directory))
     names = ("generation_config.json", "config.json", "tokenizer_config.json", "special_tokens_map.json")
     before = {name: (directory / name).read_text() for name in names}

@@ -176,7 +176,7 @@ def bytes_read() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no reads")
 def test_a_resume_reads_as_much_of_a_long_run_as_of_one_that_is_half_as_long(tmp_path, monkeypatch):
-    """In one file, as of an older release, or in parts and with lines to cut."""
+    """Counts reads of one file, as of an older release, and of parts with lines to cut."""
     monkeypatch.setattr("rljax.verdicts.MOST_MB", 1)
     monkeypatch.setattr(json_lines, "CHECKED", 1 << 18)
     names = ("metrics.jsonl", "samples.jsonl", "histograms.jsonl", "guard.jsonl", "groups.jsonl", "eval_samples.jsonl")

@@ -165,7 +165,7 @@ def test_a_jobset_has_a_pod_for_every_host_and_its_devices(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_jobset_is_one_by_the_models_of_jobset_and_kubernetes(mode):
-    """With kubeflow-trainer-api (models made from JobSet's CRD) and kubernetes-validate, from PyPI."""
+    """Needs kubeflow-trainer-api (models made from JobSet's CRD) and kubernetes-validate, from PyPI."""
     models = pytest.importorskip("kubeflow_trainer_api.models.jobset_v1alpha2_job_set", reason="needs kubeflow-trainer-api")
     kubernetes = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     config, found = yaml.safe_load_all(manifest(made(*MODES[mode]), CLUSTER))

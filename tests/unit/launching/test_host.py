@@ -1,4 +1,4 @@
-"""What one host of a job runs: ranks, servers, signals, failures, and a token that all hosts share."""
+"""Processes on one host of a job: ranks, servers, signals, failures, and a token that all hosts share."""
 
 import dataclasses
 import json

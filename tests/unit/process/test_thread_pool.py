@@ -1,4 +1,4 @@
-"""What clients and users' code do in threads keeps nothing else of the process waiting."""
+"""Threads for clients and users' code keep nothing else of the process waiting."""
 
 import asyncio
 import contextvars

@@ -167,7 +167,7 @@ def test_logits_of_a_whole_batch_are_never_held():
 
 
 def test_tokens_of_advantage_0_take_no_gradient_matmul(monkeypatch):
-    """Of the rows, padded to eighths."""
+    """Rows with an advantage, padded to eighths of all, take it."""
     rows = []
     monkeypatch.setattr("rljax.backends.torch.fused.d_logits", lambda x, *rest: rows.append(len(x)) or d_logits(x, *rest))
     hidden, unembedding, labels, tokens = case(rows=8, width=10)

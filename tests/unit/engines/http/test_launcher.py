@@ -98,7 +98,9 @@ def gone(pids: list[int], within: float = 10.0) -> bool:
     return False
 
 
-def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in, tmp_path):
+def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in, tmp_path, monkeypatch):
+    """Their key may look like an option."""
+    monkeypatch.setattr("rljax.engines.http.launcher.secrets.token_urlsafe", lambda: "-a-key-of-letters-and-hyphens")
     before = children()
     servers = SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
     started = [p.pid for p in children() if p not in before]
