@@ -57,9 +57,9 @@ class Shelf:
 
     @property
     def held(self) -> Collection[int]:
-        """Steps of the checkpoints that kept steps are made again from; 0 is the initial model."""
+        """Steps of the checkpoints that kept steps are made again from; the initial model, 0, needs none."""
         with self._lock:
-            return frozenset(self._with_base)
+            return frozenset(self._with_base.keys() - {0})
 
     def parents(self) -> dict[int, int]:
         """Returns the parent of every recorded step."""
