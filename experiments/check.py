@@ -26,12 +26,12 @@ from rljax.errors import UserError
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.chat.messages import Tool
     from rljax.config.allocation import Allocation
     from rljax.config.schema import Config
     from rljax.data import Labels
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
-    from rljax.hf.messages import Tool
     from rljax.hf.tokenizer import Tokenizer
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rljax.chat.pictures import EncodedPictures, PictureProcessor, load_processor
 from rljax.config.schema import Config, DatasetConfig
-from rljax.hf.pictures import EncodedPictures, PictureProcessor, load_processor
 from rljax.hf.spec import read_config, takes_pictures
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Prompt

@@ -104,7 +104,7 @@ class Piece:
 class Prompt:
     """One example as a workflow sees it.
 
-    Messages are as rljax/hf/messages.py describes them.
+    Messages are as rljax/chat/messages.py describes them.
 
     Example:
 

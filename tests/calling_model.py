@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rljax.hf.messages import parse_messages, parse_tools
+from rljax.chat.messages import parse_messages, parse_tools
 from rljax.hf.tokenizer import HFTokenizer, build_char_tokenizer, load_tokenizer
 from rljax.types import Prompt
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljax.hf.pictures import load_processor
+from rljax.chat.pictures import load_processor
 
 KEPT = 32  # pictures whose features are kept; the samples of a prompt have the same ones
 

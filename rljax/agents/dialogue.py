@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from rljax.agents.recording import Recording, Setting, Turn
-from rljax.hf.control_tokens import secret
-from rljax.hf.messages import Message
-from rljax.hf.reasoning import has_reasoning, is_open, split_reasoning
+from rljax.chat.control_tokens import secret
+from rljax.chat.messages import Message
+from rljax.chat.reasoning import has_reasoning, is_open, split_reasoning
+from rljax.chat.tool_calls import ToolCallParser, find_parser
 from rljax.hf.tokenizer import HFTokenizer
-from rljax.hf.tool_calls import ToolCallParser, find_parser
 from rljax.types import Completion, Finish, SamplingParams
 
 # Placeholders for what was sampled, to find it in a rendered conversation

@@ -20,8 +20,8 @@ from rljax.agents.parameters import ChatRequest, CompletionRequest, ReplyOptions
 from rljax.agents.recording import History, Setting, Turn
 from rljax.agents.session import Session
 from rljax.agents.stream import GrowingText, VisibleText
+from rljax.chat.messages import Message, text_of
 from rljax.errors import SamplerError, UserError
-from rljax.hf.messages import Message, text_of
 from rljax.process.thread_pool import ThreadPool
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljax.agents.errors import ApiError
+from rljax.chat.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.config.registry import nearest
 from rljax.errors import UserError
-from rljax.hf.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 
 MAX_CHOICES = 128
 MAX_TEXT = 4_000_000  # characters of a request's prompts

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rljax.hf.messages import Message, text_of
+from rljax.chat.messages import Message, text_of
 from rljax.types import Completion, Finish
 
 STYLES = ("concat", "individual")

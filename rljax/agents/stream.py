@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljax.hf.reasoning import END, START, split_reasoning
+from rljax.chat.reasoning import END, START, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
 
 UNFINISHED = "\ufffd"  # stands for bytes at the end that are no character yet

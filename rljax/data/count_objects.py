@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from rljax.chat.pictures import picture_url
 from rljax.errors import UserError
-from rljax.hf.pictures import picture_url
 
 SHAPES = ("circle", "square", "triangle")
 COLORS = ("red", "green", "blue", "black")

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rljax.chat.messages import Message, parse_messages
 from rljax.config import registry
 from rljax.errors import UserError
-from rljax.hf.messages import Message, parse_messages
 
 Messages = tuple[Message, ...]
 Format = Callable[[Mapping[str, Any], str], tuple[Messages, dict[str, Any]]]

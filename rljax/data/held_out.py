@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
+from rljax.chat.messages import Tool
 from rljax.config.schema import Config, DatasetConfig
 from rljax.config.validation import key_of, validation_sets
 from rljax.data.prompts import open_prompts
-from rljax.hf.messages import Tool
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
 
+from rljax.chat.messages import text_of
 from rljax.config.schema import WarmupConfig
 from rljax.errors import UserError
-from rljax.hf.messages import text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rollout.trajectories import supervised_turns
 from rljax.types import Prompt, Trajectory

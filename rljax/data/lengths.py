@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from rljax.chat.messages import text_of
+from rljax.chat.pictures import has_pictures
 from rljax.data.labeled import bytes_of, shape_of
 from rljax.errors import UserError
-from rljax.hf.messages import text_of
-from rljax.hf.pictures import has_pictures
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.types import Prompt
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from rljax import json_fields
+from rljax.chat.messages import Message, Tool, joined_tools, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
 from rljax.data.labeled import Labels
@@ -20,7 +21,6 @@ from rljax.data.records import Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
-from rljax.hf.messages import Message, Tool, joined_tools, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
+from rljax.chat.messages import text_of
 from rljax.config.schema import DatasetConfig
 from rljax.data.labeled import Labels
 from rljax.data.lengths import AT_ONCE, PromptLengths, told_where
 from rljax.data.remembered import LEAST, Memory, Selected
 from rljax.errors import UserError
-from rljax.hf.messages import text_of
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 

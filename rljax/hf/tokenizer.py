@@ -21,12 +21,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from rljax import json_fields
+from rljax.chat.labeled_turns import learned_turns
+from rljax.chat.messages import Message, Tool
+from rljax.chat.pictures import EncodedPictures, PictureProcessor, has_pictures, load_processor
+from rljax.chat.template import Chat, ChatTemplate
 from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
-from rljax.hf.chat_template import Chat, ChatTemplate
-from rljax.hf.labeled_turns import learned_turns
-from rljax.hf.messages import Message, Tool
-from rljax.hf.pictures import EncodedPictures, PictureProcessor, has_pictures, load_processor
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from rljax.chat.messages import Tool
 from rljax.compat import areal_workflow
 from rljax.config import registry
 from rljax.config.schema import GenerationConfig, RolloutConfig
 from rljax.errors import UserError
-from rljax.hf.messages import Tool
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
 from rljax.rollout.workflow import Workflow

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rljax.chat.pictures import has_pictures
 from rljax.engine import Generator
 from rljax.errors import SamplerError
-from rljax.hf.pictures import has_pictures
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, score
 from rljax.rollout.trajectories import trajectory_of

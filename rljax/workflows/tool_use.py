@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljax.chat.messages import Message, Tool, joined_tools
+from rljax.chat.reasoning import has_reasoning, split_reasoning
+from rljax.chat.tool_calls import AUTO, ToolCall, find_parser
 from rljax.config import arguments
 from rljax.engine import Generator
-from rljax.hf.messages import Message, Tool, joined_tools
-from rljax.hf.reasoning import has_reasoning, split_reasoning
 from rljax.hf.tokenizer import HFTokenizer
-from rljax.hf.tool_calls import AUTO, ToolCall, find_parser
 from rljax.rewards.score import Rewards
 from rljax.rollout.trajectories import Episode
 from rljax.tools import CallOutcome, Toolbox, make_tools

@@ -14,7 +14,7 @@ from rljax.data import Labels, labeled_trajectory, open_prompts
 from rljax.errors import UserError
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.rollout.buffer import Ticket, ticket_from_json, ticket_to_json
-from tests.unit.hf import chat_templates as templates
+from tests.unit.chat import chat_templates as templates
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 12}}}

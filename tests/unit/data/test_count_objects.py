@@ -7,12 +7,12 @@ pytest.importorskip("PIL", reason="needs the extra [vision]")
 
 from scipy import ndimage
 
+from rljax.chat.messages import parse_messages
+from rljax.chat.pictures import picture_urls, read_picture
 from rljax.config.schema import DatasetConfig
 from rljax.data import open_prompts
 from rljax.data.tasks import make_task
 from rljax.errors import UserError
-from rljax.hf.messages import parse_messages
-from rljax.hf.pictures import picture_urls, read_picture
 from rljax.hf.tokenizer import load_tokenizer, prompt_ids_of
 from tests.image_text import make_image_text_model
 

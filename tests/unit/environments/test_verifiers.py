@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
+from rljax.chat.messages import parse_messages
 from rljax.data.tasks import make_task
 from rljax.errors import AgentError, UserError
-from rljax.hf.messages import parse_messages
 from rljax.types import Prompt, SamplingParams
 from rljax.workflows import build_workflow
 from tests.unit.agents.endpoint_under_test import Script, make_tokenizer

@@ -16,7 +16,7 @@ from rljax.hf.tensors import tensors
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import WeightReader, write_weights
-from tests.unit.hf import chat_templates as templates
+from tests.unit.chat import chat_templates as templates
 
 CONFIG = {
     "model_type": "llama",

@@ -10,7 +10,7 @@ import pytest
 
 from rljax.agents.agent import ARGUMENTS
 from rljax.agents.parameters import CHAT, COMPLETION, LABELS, NEUTRAL
-from rljax.hf.tool_calls import PARSERS
+from rljax.chat.tool_calls import PARSERS
 from rljax.types import Prompt, SamplingParams
 from rljax.workflows import build_workflow
 from tests.unit.agents.endpoint_under_test import Script, make_tokenizer

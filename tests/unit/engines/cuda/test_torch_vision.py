@@ -15,13 +15,13 @@ pytest.importorskip("PIL", reason="needs the extra [vision]")
 from safetensors.numpy import load_file
 
 from rljax.batching.packing import batch_of, pack
+from rljax.chat.pictures import load_processor
 from rljax.config.allocation import Pool
 from rljax.data.count_objects import count_objects
 from rljax.engine import ExportToDirectory, allocate, check
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.engines.cuda.transports import routes
 from rljax.errors import UserError
-from rljax.hf.pictures import load_processor
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.rewards import Score

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from rljax.chat.template import Chat, ChatTemplate
 from rljax.errors import UserError
-from rljax.hf.chat_template import Chat, ChatTemplate
 
 
 class Turn(NamedTuple):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljax.chat.reasoning import split_reasoning
+from rljax.chat.tool_calls import PARSERS, ToolCall, find_parser
 from rljax.errors import UserError
-from rljax.hf.reasoning import split_reasoning
-from rljax.hf.tool_calls import PARSERS, ToolCall, find_parser
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=12),

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from rljax.hf.messages import KEYS, ROLES, parse_messages, parse_tools
+from rljax.chat.messages import KEYS, ROLES, parse_messages, parse_tools
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "chat.md"
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from rljax.chat.messages import Message
 from rljax.errors import UserError
-from rljax.hf.messages import Message
 from rljax.types import Prompt
 
 PREFIX = "data:image/"

@@ -9,8 +9,8 @@ pytest.importorskip("PIL", reason="needs the extra [vision]")
 
 from PIL import Image
 
+from rljax.chat.pictures import has_pictures, picture_url, picture_urls, read_picture
 from rljax.errors import UserError
-from rljax.hf.pictures import has_pictures, picture_url, picture_urls, read_picture
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tokenizer import load_tokenizer, prompt_ids_of
 from rljax.testing.models import make_model

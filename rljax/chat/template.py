@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from rljax.chat.control_tokens import ControlTokens, secret
+from rljax.chat.messages import REASONING, Message, Tool, text_of
 from rljax.errors import UserError
-from rljax.hf.control_tokens import ControlTokens, secret
-from rljax.hf.messages import REASONING, Message, Tool, text_of
 
 # Arguments of apply_chat_template that are no variables of a template
 TAKEN = (

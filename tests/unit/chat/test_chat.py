@@ -9,13 +9,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from rljax.chat.messages import parse_messages, parse_tools
 from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
-from rljax.hf.messages import parse_messages, parse_tools
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.types import Prompt
 from tests.shared import convert_smollm2
-from tests.unit.hf import chat_templates as templates
+from tests.unit.chat import chat_templates as templates
 
 USER, AGAIN = {"role": "user", "content": "what is the answer"}, {"role": "user", "content": "the question"}
 TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rljax.chat.messages import parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.errors import UserError
-from rljax.hf.messages import parse_messages, parse_template_kwargs, parse_tools, text_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [None]}}}
 FLAT = {"name": "add", "description": "adds", "parameters": {"type": "object"}}
