@@ -94,7 +94,7 @@ def begin_save(
 
 
 def _of_write(error: Exception) -> str:
-    """Returns the remedy for a failed write, which torch.save reports as positions that don't match."""
+    """Returns the remedy for a failed write. torch.save reports one as positions that don't match."""
     return "is the disk full?" if "unexpected pos" in str(error) else ""
 
 
