@@ -15,6 +15,7 @@ WORKDIR/evaluations, or --out (docs/evaluation.md).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -161,13 +162,15 @@ async def _episodes(
 ) -> list[Episodes]:
     """Runs the episodes of all sets, one set after the other."""
     from rljax import engine
+    from rljax.config.validation import key_of
     from rljax.rewards import RewardPool
     from rljax.rollout import evaluation
-    from rljax.workflows import build_workflow, check_prompts, sampling_params
+    from rljax.sanity.trial import checked
+    from rljax.workflows import build_workflow, check_prompts, sampling_params, scores_by_rewards
     from rljax.workflows.evaluations import evaluations_of
 
     assert pools.sampler is not None
-    async with RewardPool(config.reward) as rewards:
+    async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
         workflow = build_workflow(
             config.rollout.workflow,
             tokenizer=tokenizer,
@@ -177,6 +180,10 @@ async def _episodes(
         )
         for held_out in sets:
             check_prompts(workflow, held_out.prompts, held_out.where)
+            if scores_by_rewards(workflow):
+                prompts, key = held_out.prompts, key_of(held_out.name)
+                trial = checked(rewards, config.reward.name, prompts, tokenizer, held_out.where, key=key)
+                await trials.enter_async_context(trial)
         sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []

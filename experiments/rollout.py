@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,9 +122,10 @@ async def _groups(
 ) -> tuple[list[Group], collections.Counter[str]]:
     """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import check_records
+    from rljax.rewards.check import MOST
     from rljax.rollout.buffer import Ticket
     from rljax.rollout.producer import GroupRunner
+    from rljax.sanity.trial import checked
     from rljax.types import Group
     from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
 
@@ -131,7 +133,7 @@ async def _groups(
     params = sampling_params(config.gconfig, tokenizer)
     n_samples = config.gconfig.n_samples
 
-    async with RewardPool(config.reward) as rewards:
+    async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
         workflow = build_workflow(
             config.rollout.workflow,
             tokenizer=tokenizer,
@@ -141,7 +143,9 @@ async def _groups(
         )
         check_prompts(workflow, prompts, source.where)
         if scores_by_rewards(workflow):
-            await check_records(rewards, list(source.epoch(0)), source.where, source.key)
+            some, key, total = source.spread(MOST), source.key, len(source)
+            trial = checked(rewards, config.reward.name, some, tokenizer, source.where, key=key, total=total)
+            await trials.enter_async_context(trial)
         runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:
             results = await asyncio.gather(*(runner.run(Ticket(i, prompt)) for i, prompt in enumerate(prompts)))

@@ -161,8 +161,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.hf.spec import read_vocab_size
     from rljax.planning.run import estimate_of
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import MOST, check_records
-    from rljax.sanity.trial import RECORDS, RewardTrial, try_filter
+    from rljax.rewards.check import MOST
+    from rljax.sanity.trial import checked, try_filter
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
     from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
@@ -184,13 +184,12 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
+            sets = [(each.prompts, each.where, key_of(each.name), len(each.prompts)) for each in held_out]
             if config.actor.loss != "sft":
-                await check_records(rewards, prompts.spread(MOST), prompts.where, prompts.key, len(prompts))
-                trial = RewardTrial(rewards, config.reward.name, prompts.spread(RECORDS), tokenizer, prompts.where)
-                trials.push_async_callback(trial.close)
-                await trial.wait()
-            for each in held_out:
-                await check_records(rewards, each.prompts, each.where, key_of(each.name))
+                sets.insert(0, (prompts.spread(MOST), prompts.where, prompts.key, len(prompts)))
+            for some, where, key, total in sets:
+                trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
+                await trials.enter_async_context(trial)
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import dataclasses
 import inspect
 import itertools
 import logging
-from collections.abc import Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -35,23 +35,23 @@ from rljax.config import checks as config_checks
 from rljax.config import io as config_io
 from rljax.config.schema import Config, DatasetConfig
 from rljax.data import PromptSource, open_prompts
-from rljax.data.formats import find_format, told_by_columns
-from rljax.data.prompts import Examples
-from rljax.data.records import InMemory
+from rljax.data.given_records import Cycle, prompt_of
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.errors import UserError
 from rljax.hf.spec import read_vocab_size
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.metrics.accumulator import Accumulator
 from rljax.rewards import RewardPool
+from rljax.rewards.check import MOST
 from rljax.rollout import dump
 from rljax.rollout.buffer import Buffer, Limits, Ticket
 from rljax.rollout.journal import Journals
 from rljax.rollout.producer import Filter, GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.tracker import PromptTracker
 from rljax.rollout.workflow import Workflow
+from rljax.sanity.trial import checked, try_filter
 from rljax.types import Group, Prompt, SamplingParams
-from rljax.workflows import build_workflow, find_filter, sampling_params, tools_of
+from rljax.workflows import build_workflow, find_filter, sampling_params, scores_by_rewards, tools_of
 
 T = TypeVar("T")
 Record = Prompt | Mapping[str, Any]  # a mapping has the columns of a format of rljax/data/formats.py
@@ -88,6 +88,8 @@ class Driver:
         self._submitted: dict[int, asyncio.Task[Group | None]] = {}  # by number, what `wait` has not returned
         self._numbers = itertools.count()
         self._room = asyncio.Semaphore(config.max_in_flight)
+        self._trials = contextlib.AsyncExitStack()  # a trial of the rewards that goes on
+        self._tried: set[Hashable] = set()  # the rewards, and the code of filters, once they were
         self._run(self.rewards.start())
 
     @classmethod
@@ -152,14 +154,17 @@ class Driver:
         Raises:
           TooManyFailures: `recover.max_consecutive_failures` groups failed in a row; its cause is
             the first error.
-          UserError: the dataloader is empty, or the filter rejected too many groups in a row.
+          UserError: the dataloader is empty, the filter rejected too many groups in a row, or the
+            rewards fail on records of it, or the filter on a made-up group, before anything is
+            begun.
         """
         accept = self._filter(should_accept_fn)
         # A lambda is another object in each call, with the same code
         key = (id(dataloader), workflow if isinstance(workflow, str) else id(workflow), getattr(accept, "__code__", accept))
         if key not in self._streams:
-            runner = self._runner(workflow, accept)
-            self._streams[key] = _Stream(self.config, self._source(dataloader), runner, self._sampler.version, keep=workflow)
+            runner, source = self._runner(workflow, accept), self._source(dataloader)
+            self._try(runner, source)
+            self._streams[key] = _Stream(self.config, source, runner, self._sampler.version, keep=workflow)
         stream = self._streams[key]
         stream.runner.accept, stream.runner.quit = accept, False
         return self._run(stream.batch(self._sampler.version))
@@ -173,7 +178,9 @@ class Driver:
         if isinstance(data, Mapping):
             raise UserError("rollout_batch: a list of records is needed, not one record (submit takes one)")
         tickets = [self._ticket(record) for record in data]
-        numbers = [self._begin(ticket, workflow, should_accept_fn) for ticket in tickets]
+        runner = self._runner(workflow, self._filter(should_accept_fn))
+        self._try(runner, [ticket.prompt for ticket in tickets])
+        numbers = [self._begin(ticket, runner) for ticket in tickets]
         try:
             groups = self._run(self._collect(numbers))
         except BaseException:  # Ctrl-C too: what is left would be given to a later `wait`
@@ -188,7 +195,9 @@ class Driver:
 
         It gets on while a call of this driver runs.
         """
-        return self._begin(self._ticket(data), workflow, should_accept_fn)
+        ticket, runner = self._ticket(data), self._runner(workflow, self._filter(should_accept_fn))
+        self._try(runner, [ticket.prompt])
+        return self._begin(ticket, runner)
 
     def wait(self, count: int | None = None, timeout: float | None = None) -> list[Group | None]:
         """Waits for submitted groups and returns those that ended first, in the order of `submit`.
@@ -237,14 +246,32 @@ class Driver:
 
     def _ticket(self, record: Record) -> Ticket:
         number = next(self._numbers)
-        return Ticket(number, record if isinstance(record, Prompt) else _prompt(record, f"submitted/{number}"))
+        return Ticket(number, record if isinstance(record, Prompt) else prompt_of(record, f"submitted/{number}"))
 
-    def _begin(self, ticket: Ticket, workflow: Any, should_accept_fn: Filter | str | None) -> int:
+    def _begin(self, ticket: Ticket, runner: GroupRunner) -> int:
         """Begins the group of a ticket, and returns its number."""
-        self._require_open()
-        runner = self._runner(workflow, self._filter(should_accept_fn))
         self._submitted[ticket.index] = self._loop.create_task(self._group(runner, ticket))
         return ticket.index
+
+    def _try(self, runner: GroupRunner, source: PromptSource | Cycle | Sequence[Prompt]) -> None:
+        """Tries rewards and filter before their first use, as a run does. Raises UserError."""
+        self._require_open()
+        accept, rewards = runner.accept, self.rewards
+        code = getattr(accept, "__code__", accept)
+        if code not in self._tried:
+            self._run(try_filter(getattr(accept, "__name__", repr(accept)), accept, runner.n_samples))
+            self._tried.add(code)
+        if rewards in self._tried or not scores_by_rewards(runner.workflow):
+            return
+        key, total = "the records", None
+        if isinstance(source, PromptSource):
+            prompts, where, key, total = source.spread(MOST), source.where, source.key, len(source)
+        else:
+            prompts, where = [source.first()] if isinstance(source, Cycle) else list(source), "record {}".format
+        if prompts:
+            trial = checked(rewards, self.config.reward.name, prompts, self.tokenizer, where, key=key, total=total)
+            self._run(self._trials.enter_async_context(trial))
+            self._tried.add(rewards)
 
     def _require_open(self) -> None:
         if self._loop.is_closed():
@@ -292,12 +319,14 @@ class Driver:
         return cast(Workflow, workflow)
 
     def _filter(self, accept: Filter | str | None) -> Filter:
-        return find_filter(accept) if accept is None or isinstance(accept, str) else accept
+        if accept is None or isinstance(accept, str):
+            return find_filter(accept, mask_no_eos=self.config.actor.mask_no_eos)
+        return accept
 
     def _source(self, dataloader: Iterable[Any]) -> Any:
         """Returns the prompts of a dataloader: one stream, whatever workflows draw from it."""
         if id(dataloader) not in self._sources:
-            source = dataloader if isinstance(dataloader, PromptSource) else _Cycle(dataloader)
+            source = dataloader if isinstance(dataloader, PromptSource) else Cycle(dataloader)
             self._sources[id(dataloader)] = dataloader, source
         return self._sources[id(dataloader)][1]
 
@@ -338,6 +367,7 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._trials.aclose()
         await self.rewards.close()
         await self._sampler.close()
 
@@ -396,33 +426,3 @@ class _Stream:
             if self.producer.done():
                 self.producer.result()
             await asyncio.wait([self.producer, change], return_when=asyncio.FIRST_COMPLETED)
-
-
-class _Cycle:
-    """Prompts of an iterable of records or of lists of records, again and again."""
-
-    def __init__(self, records: Iterable[Any]) -> None:
-        self._prompts = _cycled(records)
-
-    def __next__(self) -> Prompt:
-        return next(self._prompts)
-
-
-def _cycled(records: Iterable[Any]) -> Iterator[Prompt]:
-    for epoch in itertools.count():
-        index = 0
-        for several in records:
-            for record in several if isinstance(several, list | tuple) else (several,):
-                uid = f"{epoch}/{index}"
-                yield dataclasses.replace(record, uid=uid) if isinstance(record, Prompt) else _prompt(record, uid)
-                index += 1
-        if not index:
-            raise UserError(f"prepare_batch: the dataloader has no {'more ' if epoch else ''}records (it must begin again)")
-
-
-def _prompt(record: Any, uid: str) -> Prompt:
-    if not isinstance(record, Mapping):
-        raise UserError(f"record {uid}: a mapping of columns, or a Prompt, is needed, not {type(record).__name__}")
-    where = f"record {uid}"
-    form = find_format(told_by_columns(record, where), "record")
-    return dataclasses.replace(Examples(InMemory(where, [dict(record)]), form)[0], uid=uid)

@@ -87,8 +87,11 @@ ROOMS = {
         *("agents", "chat", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards"),
         *("rollout", "seeding", "tools", "types"),
     ),
-    "driver": ("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "types", "workflows"),
     "sanity": ("config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "driver": (
+        *("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "sanity", "types"),
+        "workflows",
+    ),
     "verdicts": ("config", "diagnosis", "metrics"),
     "oversight": ("checkpoints", "config", "diagnosis", "errors", "flight", "metrics", "sinks", "verdicts"),
     "announcement": ("config", "errors", "hf"),

@@ -37,6 +37,7 @@ from rljax.errors import UserError
 
 Result = TypeVar("Result")
 LOGGER = "torch.distributed.checkpoint"
+Remedy = Callable[[Exception], str]  # what the user can do about an error; "" if that isn't known
 Tensors = dict[str, Tensor]  # DTensors, or plain tensors that are the same on every rank
 
 
@@ -47,21 +48,28 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: 
     """
     directory = directory.absolute()
     what = f"could not write {directory}"
-    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, tensors))
-    with _quiet():  # torch.save reports a failed write as positions that don't match
-        writing = "is the disk full?"
-        on_all_ranks(rank_mesh, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=writing)
+    needed = sum(t.numel() * t.element_size() for t in tensors.values())
+    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, needed))
+    with _quiet():
+        on_all_ranks(rank_mesh, what, lambda: state_dict_saver.save(tensors, checkpoint_id=directory / TREE), remedy=_of_write)
     on_all_ranks(rank_mesh, what, lambda: write_meta(directory, meta), first=True)
 
 
 def begin_save(
-    directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: RankMesh, group: dist.ProcessGroup
+    directory: Path,
+    tensors: Callable[[], Tensors],
+    needed: int,
+    meta: Mapping[str, Any],
+    rank_mesh: RankMesh,
+    group: dist.ProcessGroup,
 ) -> BackgroundWrite:
-    """Writes a checkpoint as `save` does, in threads. `copied` is done when the tensors may change.
+    """Writes a checkpoint as `save` does, in a thread. `copied` is done when the tensors may change.
 
-    They are copied to the host, to pinned memory where a GPU has them.
+    They are copied to the host, to pinned memory where a GPU has them, by a stream of their own.
 
     Args:
+      tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to make.
+      needed: bytes of all ranks' tensors together.
       group: all ranks, over the CPU, and used for nothing else: other calls of the learner use
         their own meanwhile.
 
@@ -69,33 +77,48 @@ def begin_save(
     """
     directory = directory.absolute()
     what = f"could not write {directory}"
-    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, tensors))
+    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, needed))
     on_gpu = rank_mesh.device.type == "cuda"
     options = StagingOptions(
         use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=on_gpu
     )
-    stager = DefaultStager(options)
-    saved = state_dict_saver.async_save(tensors, checkpoint_id=directory / TREE, process_group=group, async_stager=stager)
-    assert isinstance(saved, state_dict_saver.AsyncSaveResponse)
-    copied: Future[None] = Future()
-    saved.staging_completion.add_done_callback(lambda _: copied.set_result(None))
+    stager, copied = DefaultStager(options), Future[None]()
 
-    def finish() -> None:
+    def write() -> None:
         try:
-            with silenced(LOGGER), _as_one_line(what, "is the disk full?"):
-                saved.upload_completion.result()
+            with silenced(LOGGER), _as_one_line(what, _of_write):
+                rank_mesh.set_device()  # of this thread
+                staging = stager.stage(tensors())
+                staged = staging.result() if isinstance(staging, Future) else staging
+                copied.set_result(None)
+                state_dict_saver.save(staged, checkpoint_id=directory / TREE, process_group=group)
         finally:
+            if not copied.done():
+                copied.set_result(None)
             stager.close()
         if rank_mesh.rank == 0:
             with _as_one_line(what):
                 write_meta(directory, meta)
 
-    return BackgroundWrite(copied, in_thread("save", finish))
+    return BackgroundWrite(copied, in_thread("save", write))
 
 
-def _prepare(directory: Path, tensors: Tensors) -> None:
+def _of_write(error: Exception) -> str:
+    """Returns the remedy for a failed write. torch.save reports one as positions that don't match."""
+    return "is the disk full?" if "unexpected pos" in str(error) else ""
+
+
+def _of_read(error: Exception) -> str:
+    return "name an older checkpoint"
+
+
+def _no_remedy(error: Exception) -> str:
+    return ""
+
+
+def _prepare(directory: Path, needed: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    check_room(directory, sum(t.numel() * t.element_size() for t in tensors.values()))
+    check_room(directory, needed)
 
 
 def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
@@ -105,16 +128,16 @@ def restore(directory: Path, tensors: Tensors, rank_mesh: RankMesh) -> None:
     contents of the tensors are undefined then.
     """
     directory = directory.absolute()
-    what, remedy = f"{directory} can't be restored", "name an older checkpoint"
+    what = f"{directory} can't be restored"
     reader = CheckpointReader(directory / TREE)
     on_all_ranks(rank_mesh, what, lambda: verify(directory), first=True)
     with _quiet():
-        on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=remedy)
+        on_all_ranks(rank_mesh, what, lambda: _compare(directory, tensors), remedy=_of_read)
         on_all_ranks(
             rank_mesh,
             what,
             lambda: state_dict_loader.load(tensors, storage_reader=reader),
-            remedy=remedy,
+            remedy=_of_read,
         )
 
 
@@ -180,22 +203,24 @@ def _compare(directory: Path, tensors: Tensors) -> None:
 
 
 def on_all_ranks(
-    rank_mesh: RankMesh, what: str, action: Callable[[], Result], *, first: bool = False, remedy: str = ""
+    rank_mesh: RankMesh, what: str, action: Callable[[], Result], *, first: bool = False, remedy: Remedy = _no_remedy
 ) -> Result | None:
     """Runs an action on all ranks; if it fails on one, raises UserError on all.
+
+    A rank that a signal stops raises that, once the others know.
 
     Args:
       what: what could not be done, for the message.
       first: run it on rank 0 only; the others get None.
-      remedy: what the user can do about an error.
+      remedy: of the error that a rank raised.
     """
-    error: Exception | None = None
+    error: BaseException | None = None
     result: Result | None = None
     if not first or rank_mesh.rank == 0:
         try:
             with _as_one_line(what, remedy):
                 result = action()
-        except UserError as caught:
+        except (UserError, KeyboardInterrupt) as caught:
             error = caught
     failed = rank_mesh.reduce(torch.tensor(float(error is not None), device=rank_mesh.device), MAX)
     if error is not None:
@@ -206,20 +231,27 @@ def on_all_ranks(
 
 
 @contextmanager
-def _as_one_line(what: str, remedy: str = "") -> Iterator[None]:
+def _as_one_line(what: str, remedy: Remedy = _no_remedy) -> Iterator[None]:
     """Turns any error into a UserError that says what could not be done."""
     try:
         yield
     except UserError:
         raise
     except (Exception, CheckpointException) as error:  # DCP wraps what a rank's storage or unpickling raised
-        raise UserError(f"checkpoint: {what}: {reason(_cause(error))}" + (f" ({remedy})" if remedy else "")) from error
+        cause = _cause(error)
+        hint = remedy(cause)
+        raise UserError(f"checkpoint: {what}: {reason(cause)}" + (f" ({hint})" if hint else "")) from error
 
 
 def _cause(error: BaseException) -> Exception:
-    """Extracts what a rank raised from DCP's CheckpointException."""
+    """Extracts what a rank raised from DCP's CheckpointException.
+
+    A signal that stopped the rank is raised as it is: nothing is wrong with the files.
+    """
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
+    if isinstance(error, KeyboardInterrupt):
+        raise error from None
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 

@@ -12,6 +12,7 @@ RL begins: at once, or after the supervised warm-up.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -260,7 +261,9 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
         if self._saving is None:
             self._saving = distributed.cpu_group(WAIT_SHARE * self._config.recover.hang_timeout)
-        return checkpoint.begin_save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh, self._saving)
+        tensors = functools.partial(state.to_dtensors, tree, self._policy)
+        needed = state.bytes_of(tree, self._policy)
+        return checkpoint.begin_save(directory, tensors, needed, meta, self._rank_mesh, self._saving)
 
     def _read(self, directory: Path, like: Tree) -> Tree:
         tensors = checkpoint.empty_like(state.to_dtensors(like, self._policy))

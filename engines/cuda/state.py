@@ -38,6 +38,12 @@ def to_dtensors(tree: Tree, policy: Policy) -> dict[str, Tensor]:
     return found
 
 
+def bytes_of(tree: Tree, policy: Policy) -> int:
+    """Returns the bytes of what `to_dtensors` makes of a tree, all ranks' shards together."""
+    whole = {path: policy.trained.get(path.rsplit("/", 1)[-1], tensor) for path, tensor in _flat(tree).items()}
+    return sum(whole[path].numel() * tensor.element_size() for path, tensor in _flat(tree).items())
+
+
 def shards(tensors: Mapping[str, Tensor]) -> Tree:
     """Rebuilds the tree of shards; the inverse of `to_dtensors`."""
     return _nested({path: shard_of(tensor) for path, tensor in tensors.items()})

@@ -8,7 +8,9 @@ In one process, in turns: a save before the next step (`Learner.save`), and one 
 steps (`Learner.begin_save`), which score their batch and then update, as a run does. Both are whole
 as a run's checkpoints are: checksums, synced, renamed (rljax/checkpoints/store.py). A step waits
 for `begin_save`, and for its copy where that is not done before the update (timeperf/save_copy).
-Flags are those of experiments.bench.learner; the shares are medians over --saves.
+Flags are those of experiments.bench.learner; the shares are medians over --saves. Nothing here has
+a limit: a save takes as long as the disk needs for 12 bytes per parameter, and each is said on
+stderr as it ends, so that a run that is stopped has told what it had measured.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -44,7 +47,11 @@ def bench() -> None:
         learner, batch = find_plugin(pool.engine).make_learner(config, pool, model), steps.make_batch(spec.vocab_size)
         store = Checkpoints(Path(CHECKPOINTS.value or f"{temporary}/checkpoints"), keep_last=1)
         alone = [_step(learner, batch)[0] for _ in range(4)][2:]
-        found = [_one_of_each(learner, batch, store, 2 * i) for i in range(SAVES.value)]
+        found = []
+        for i in range(SAVES.value):
+            found.append(_one_of_each(learner, batch, store, 2 * i))
+            seconds = ", ".join(f"{name} {value:.3g}" for name, value in found[-1].items())
+            print(f"{i + 1} of {SAVES.value} saves of each kind: {seconds}", file=sys.stderr, flush=True)
         learner.close()
         newest = next(store.intact()).path
         size = sum(path.stat().st_size for path in newest.rglob("*"))

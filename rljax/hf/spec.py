@@ -150,9 +150,12 @@ def read_config(directory: Path | str) -> dict[str, Any]:
         raise UserError(f"{directory}: no such model directory (a HF directory with {CONFIG} and *.safetensors)")
     if not path.is_file():
         raise UserError(f"{directory}: no {CONFIG} (a HF model directory has one beside its *.safetensors)")
-    config = json_fields.read_object(path, SCHEMA)
-    json_fields.check(config.get("text_config") or {}, SCHEMA, f"{path}: text_config")
-    return _text_part(config)
+    config, where = json_fields.read_object(path, SCHEMA), f"{path}: text_config"
+    json_fields.check(config.get("text_config") or {}, {"model_type": json_fields.TEXT}, where)
+    part = _text_part(config)
+    if part is not config:  # fields of text models that are not read here may be anything
+        json_fields.check(config["text_config"], SCHEMA, where)
+    return part
 
 
 def is_image_text(directory: Path | str) -> bool:

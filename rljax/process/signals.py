@@ -28,6 +28,10 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
 
+    def __reduce__(self) -> tuple[type[Stopped], tuple[int]]:
+        """Ranks tell each other what ended their part of a save, by pickling it."""
+        return type(self), (self.number,)
+
 
 def end_on_signals() -> None:
     """Has stop signals raise `Stopped` in the main thread, at once.

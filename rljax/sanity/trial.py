@@ -1,4 +1,4 @@
-"""Trial of rewards and filter at the start of a run, on records that it will ask.
+"""Trial of rewards and filter at the start, on records that they will be asked about.
 
 A reward that fails on every one of a few records ends the run before its model is loaded. One that
 answers late does not delay the start: it is waited for in the background.
@@ -7,13 +7,15 @@ answers late does not delay the start: it is waited for in the background.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
 from rljax.errors import EpisodeError, PluginFailed, RewardError, RewardTimeout, UserError
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
+from rljax.rewards.check import check_records
 from rljax.rewards.pool import RewardPool
 from rljax.rewards.score import REWARDS, Sampled
 from rljax.rollout.producer import Filter
@@ -99,6 +101,39 @@ class RewardTrial:
         except (RewardError, RewardTimeout) as error:
             return error
         return None
+
+
+@contextlib.asynccontextmanager
+async def checked(
+    rewards: RewardPool,
+    name: str,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    where: Callable[[str], str],
+    *,
+    key: str,
+    total: int | None = None,
+) -> AsyncIterator[None]:
+    """Checks records against the rewards, and tries the rewards on some; then the block begins.
+
+    A trial that still waits ends with the block.
+
+    Args:
+      name: `reward.name`.
+      key: the config section of the data, for messages.
+      total: number of records that the prompts were taken from; None if these are all.
+
+    Raises:
+      UserError: the records lack what the rewards read, or the rewards fail on all that are tried.
+    """
+    await check_records(rewards, prompts, where, key, total)
+    count = min(RECORDS, len(prompts))
+    trial = RewardTrial(rewards, name, [prompts[i * len(prompts) // count] for i in range(count)], tokenizer, where)
+    try:
+        await trial.wait()
+        yield
+    finally:
+        await trial.close()
 
 
 async def try_filter(name: str | None, accept: Filter, n_samples: int) -> None:

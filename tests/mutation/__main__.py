@@ -1,7 +1,8 @@
 """Plants faults in the core, one at a time, and runs the tests that should see each.
 
     python -m tests.mutation                    all of them; prints what came of each
-    python -m tests.mutation buffer losses      those with one of these words in file or line
+    python -m tests.mutation buffer losses      those with one of these words in kind, file or line
+    python -m tests.mutation "in: " "out: "     those of what goes into a run and what comes out of it
     python -m tests.mutation --list
 
 A fault is a line of `tests/mutation/faults.py`. It is planted in a copy of the checkout, so that
@@ -36,7 +37,8 @@ import pytest
 import safetensors.numpy  # noqa: F401
 import yaml  # noqa: F401
 
-from tests.mutation.faults import FAULTS, Fault
+from tests.mutation.fault import Fault
+from tests.mutation.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_TIMEOUT = 90  # seconds per test, which take up to 10 without a fault

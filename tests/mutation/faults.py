@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """One wrong line.
-
-    Example: Fault("rljax/rollout/buffer.py", "self.version += 1", "self.version += 2", BUFFER)
-    """
-
-    file: str
-    old: str  # text that the file has once, or whose first occurrence is meant
-    new: str
-    tests: tuple[str, ...]  # arguments of pytest
-    equivalent: str = ""  # why nothing can see it, if nothing can
-
-    def planted(self, text: str) -> str:
-        """Returns the file's text with the fault. Raises ValueError if the line is not there."""
-        if self.old not in text:
-            raise ValueError(f"{self.file} has no {self.old!r} any more: mend tests/mutation/faults.py")
-        return text.replace(self.old, self.new, 1)
-
-    def __str__(self) -> str:
-        return f"{self.file}: {' '.join(self.old.split())} -> {' '.join(self.new.split()) or '(nothing)'}"
-
+from tests.mutation.fault import Fault
+from tests.mutation.input_output_faults import COMES_OUT, GOES_IN
 
 MODEL = "tests/unit/rollout/test_buffer_and_journal_model.py"
 PRODUCER = "tests/unit/rollout/test_producer.py"
@@ -111,8 +88,8 @@ FAULTS = (
         ("        self.journals.settle(draft.step)\n", ""),
         ("self.journals.abandon(draft.step)", "pass"),
         ("learned.result()  #", "pass  #"),
-        ("text = json.dumps(state |", "text = json.dumps({} |"),
-        ('write_entries(directory / "ready.journal", entries)', 'write_entries(directory / "ready.journal", [])'),
+        ('json.dumps(state | {"book"', 'json.dumps({} | {"book"'),
+        ('write_entries(directory / "ready.journal", self.entries)', 'write_entries(directory / "ready.journal", [])'),
         ('self.buffer.restore(state["book"], entries)', 'self.buffer.restore(state["book"], [])'),
         ("if usable is not None and checkpoint.step not in usable:", "if False:"),
         ("[step for step in steps if step <= last]", "[step for step in steps if step < last]"),
@@ -263,4 +240,6 @@ FAULTS = (
         ('"finite" not in self._lines', '"finite" in self._lines'),
         ('if last == "skipped" and mean.sum > 0:', "if False:"),
     ),
+    *GOES_IN,
+    *COMES_OUT,
 )

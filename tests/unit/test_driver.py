@@ -19,7 +19,7 @@ from rljax.errors import TooManyFailures, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.rollout.dump import load
 from rljax.rollout.trajectories import trajectory_of
-from rljax.types import Prompt, Request
+from rljax.types import Finish, Prompt, Request
 
 RECORDS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(7)]
 
@@ -137,9 +137,59 @@ def test_a_filter_may_be_async_or_a_name_and_has_to_answer(drive):
         batch = driver.prepare_batch(RECORDS, Says(driver), accept)
         assert len(batch) == 3 and all({t.reward for t in group.trajectories} == {0.0, 1.0} for group in batch)
     with pytest.raises(TooManyFailures, match="should_accept_fn returned NoneType, not a bool"):
-        driver.prepare_batch(RECORDS, Says(driver), lambda group: None)
+        driver.prepare_batch(RECORDS, Says(driver), lambda group: None if components([group]) else True)
     with pytest.raises(UserError, match="no filter named 'mixed'"):
         driver.prepare_batch(RECORDS, Says(driver), "mixed")
+
+
+@pytest.mark.parametrize("call", ["prepare_batch", "rollout_batch", "submit"])
+def test_a_filter_that_answers_no_made_up_group_is_refused_before_anything_is_begun(drive, call):
+    driver = drive()
+    workflow = Says(driver)
+    with pytest.raises(UserError, match=r"^rollout.should_accept_fn: it returns NoneType for a made-up group"):
+        getattr(driver, call)(RECORDS[0] if call == "submit" else RECORDS, workflow, lambda group: None)
+    assert workflow.prompts == []
+
+
+def test_completions_that_were_cut_decide_nothing_where_they_are_not_trained_on(drive):
+    """All completions of 1 token are cut; their rewards differ."""
+    settings = dict(gconfig__n_samples=4, gconfig__max_new_tokens=1)
+    for masked, groups in ((False, len(RECORDS)), (True, 0)):
+        driver = drive(actor__mask_no_eos=masked, **settings)
+        cut = [group for group in driver.rollout_batch(RECORDS, Differs(driver), "mixed_rewards")]
+        assert len(cut) == groups
+
+
+class Differs(Says):
+    """Gives the members of a group different rewards; every completion is one that was cut."""
+
+    scores_by_rewards = False
+
+    async def episode(self, generator, prompt, params, seed):
+        done = await super().episode(generator, prompt, params, seed)
+        return dataclasses.replace(done, reward=float(seed), finish=Finish.LENGTH)
+
+
+class ByRewards(Says):
+    scores_by_rewards = True
+
+
+def wrong(prompt, completion):
+    return float(prompt.fields["solution"] in completion)
+
+
+def test_rewards_that_fail_on_the_records_are_told_before_anything_is_begun(drive, model_dir):
+    config = drive(reward__name=f"{__name__}:wrong").config
+    with Driver(config, FakeSampler(config, model_dir), load_tokenizer(model_dir)) as driver:
+        workflow = ByRewards(driver)
+        line = rf"^reward.name: {__name__}:wrong fails on 'The answer is 0.' to record 0/0: KeyError"
+        with pytest.raises(UserError, match=line):
+            driver.prepare_batch(iter(RECORDS), workflow)
+        with pytest.raises(UserError, match=r"to record submitted/0: KeyError.*, and on 2 more records"):
+            driver.rollout_batch(RECORDS, workflow)
+        with pytest.raises(UserError, match="to record submitted/7: KeyError"):
+            driver.submit(RECORDS[0], workflow)
+        assert workflow.prompts == [] and not driver.rewards.counts
 
 
 def test_submitted_groups_are_waited_for_in_any_number_and_rejected_ones_are_none(drive):

@@ -436,7 +436,7 @@ def test_a_run_that_had_ended_has_nothing_to_do(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
+def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name, caplog):
     overrides = ASYNC | {"total_train_epochs": 2}
     sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), number))
     number = getattr(signal, name)
@@ -448,6 +448,7 @@ def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name):
     finally:
         signal.signal(number, inherited)
     assert not outcome.finished and outcome.step < 6
+    assert caplog.messages[-1] == f"stopped at step {outcome.step}; the same command goes on from step {outcome.step}"
     status = dataclasses.replace(sinks.opened[0].statuses[-1], verdict="")
     assert status == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
     run = make_run(tmp_path, overrides, sink=sinks)

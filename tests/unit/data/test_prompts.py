@@ -307,6 +307,15 @@ def test_prompts_that_are_too_long_are_found_by_their_tokens(tmp_path, tokenizer
         assert str(info.value) == f"{first} (train_dataset.max_length={most} leaves such prompts out)"
 
 
+@pytest.mark.parametrize("long", [0, 1, 3])
+def test_what_max_length_leaves_out_is_counted_and_said(tmp_path, tokenizer, caplog, long):
+    rows = [{"prompt": "7" * (300 if i < long else 3), "answer": "1"} for i in range(5)]
+    prompts = open_prompts(config(write(tmp_path / "a.jsonl", rows), max_length=100), seed=1, tokenizer=tokenizer)
+    assert (prompts.skipped, len(prompts)) == (long, 5 - long)
+    said = f"train_dataset: {long} of 5 prompts are longer than 100 tokens"
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == ([("WARNING", said)] if long else [])
+
+
 def test_a_directory_without_the_split_says_what_it_has(tmp_path):
     write(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "1"}])
     with pytest.raises(

@@ -100,6 +100,16 @@ def test_bad_input_is_one_line_and_status_one(name, arguments, line):
     assert finished.stderr.splitlines()[-1].startswith(line), finished.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["evaluate", "rollout"])
+def test_a_reward_that_fails_on_every_record_is_one_line_before_anything_is_sampled(name, tmp_path):
+    reward = "tests.unit.rewards.example_rewards:fails"
+    finished = binary(name, *RUN, f"--out={tmp_path / 'out'}", f"--config.reward.name={reward}")
+    line = finished.stderr.splitlines()[-1]
+    assert finished.returncode == 1 and line.startswith(f"error: reward.name: {reward} fails on 'The answer is 0.' to task:")
+    assert "LookupError: The answer is 0. (example_rewards.py:" in line and "on 2 more records" in line
+
+
 def test_check_says_whether_a_run_may_start():
     ready = done("check", *RUN, "--rollouts=2")
     assert ready.splitlines()[-1] == "verdict: ready, 3 warnings"

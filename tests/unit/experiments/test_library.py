@@ -12,7 +12,8 @@ import rljax
 from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.configs import quickstart
-from rljax.errors import UserError
+from rljax.engines.fake import model
+from rljax.errors import IncompleteRun, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.process.signals import request_stop
 from rljax.rollout.trajectories import trajectory_of
@@ -138,6 +139,71 @@ def test_what_is_wrong_is_one_line(config, tmp_path):
     config.actor.eps_clip_highr = 0.3
     with pytest.raises(UserError, match=r"actor.eps_clip_highr: no such key \(did you mean eps_clip_higher"):
         rljax.train(config, workdir=tmp_path / "run")
+
+
+def small_model(config, directory, vocab_size=None):
+    """Has the run begin with a model on disk, whose tokenizer may have more ids than it."""
+    size = build_char_tokenizer(directory)
+    model.make_model(directory, vocab_size or size)
+    config.actor.path, config.actor.init_from_scratch = str(directory), False
+    return size
+
+
+def records(config, path, *rows, form="prompt_answer"):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.train_dataset.path, config.train_dataset.type = str(path), form
+
+
+def longest_answer(config, tmp_path):
+    config.actor.loss, config.warmup.field, config.actor.mb_spec.max_tokens_per_row = "sft", "answer", 128
+    records(config, tmp_path / "a.jsonl", *({"prompt": "1+1=", "answer": "7" * n} for n in (1, 300)))
+    return r"a\.jsonl:2: the example has 30\d tokens: actor.mb_spec.max_tokens_per_row=128 cannot hold it"
+
+
+def foreign_tokenizer(config, tmp_path):
+    size = small_model(config, tmp_path / "model", vocab_size=90)
+    assert size > 90
+    return r"the tokenizer has .* as id 90, and the model of config.json has ids below 90"
+
+
+def missing_field(config, tmp_path):
+    config.reward.name = "gsm8k"
+    records(config, tmp_path / "a.jsonl", {"prompt": "1+1=", "answer": "2"})
+    return r"^reward.name: .*a\.jsonl:1: gsm8k reads the field 'final', and the record has: answer"
+
+
+@pytest.mark.parametrize("fault", [longest_answer, foreign_tokenizer, missing_field])
+def test_what_can_be_known_of_the_data_is_one_line_before_a_run_begins(config, tmp_path, fault):
+    line = fault(config, tmp_path)
+    with pytest.raises(UserError, match=line):
+        rljax.train(config, workdir=tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_run_trains_on_no_group_that_differs_only_in_what_is_not_trained(config, tmp_path):
+    """All completions of one token are cut, so mixed rewards are those of nothing that is trained."""
+    config.actor.mask_no_eos, config.rollout.should_accept_fn = True, "mixed_rewards"
+    config.gconfig.max_new_tokens = 1
+    config.train_dataset.limit, config.total_train_epochs = 4, 1
+
+    def reward(prompt, completion):
+        return float(completion < "5")
+
+    with pytest.raises(IncompleteRun, match=r"^incomplete at step 0: trained on 0 of 4 groups, .*\(4 rejected\)"):
+        rljax.train(config, workdir=tmp_path / "run", reward=reward)
+
+
+def test_a_cosine_that_goes_on_says_what_becomes_of_the_rate(config, tmp_path, caplog):
+    config.actor.optimizer.lr_scheduler_type = "cosine"
+    for steps in (2, 4):
+        config.total_train_steps = steps
+        with caplog.at_level("INFO", "rljax"):
+            assert rljax.train(config, workdir=tmp_path / "run").finished
+        changes = [line for line in caplog.messages if "schedule now ends at optimizer step" in line]
+        assert len(changes) == (steps == 4)
+    updates = config.actor.ppo_n_minibatches
+    assert f"now ends at optimizer step {4 * updates}, not {2 * updates}: " in changes[0]
+    assert f"run: {tmp_path / 'run'}, to go on from step 2" in caplog.messages
 
 
 def test_a_name_that_the_package_lacks_is_an_attribute_error():

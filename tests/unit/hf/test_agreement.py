@@ -11,7 +11,7 @@ import pytest
 from rljax.errors import UserError
 from rljax.hf import agreement
 from rljax.hf.companion_files import write_companions
-from rljax.hf.spec import ModelSpec, is_image_text
+from rljax.hf.spec import ModelSpec, is_image_text, read_vocab_size
 from rljax.hf.tensors import tensors
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.hf.turn_ends import write_turn_ends
@@ -144,3 +144,33 @@ def test_the_text_part_of_an_image_text_model_is_a_model(tmp_path, prefix):
         np.testing.assert_array_equal(reader.read(name), value)
     write_companions(tmp_path / "export", spec, "float32", tmp_path)
     assert ModelSpec.from_directory(tmp_path / "export") == spec and not is_image_text(tmp_path / "export")
+
+
+READ = {"Gemma3Config": "gemma3", "LlavaConfig": "llama"}
+REFUSED = (
+    *("Qwen2VLConfig", "Qwen2_5_VLConfig", "Qwen3VLConfig", "LlavaNextConfig", "LlavaOnevisionConfig", "Mistral3Config"),
+    *("InternVLConfig", "PaliGemmaConfig", "Gemma3nConfig", "MllamaConfig", "Llama4Config", "SmolVLMConfig"),
+)
+
+
+@pytest.mark.slow  # for what transformers imports
+@pytest.mark.parametrize("name", [*READ, *REFUSED])
+def test_a_config_as_transformers_writes_it_is_read_or_refused_by_its_name(tmp_path, name):
+    """The text model's fields are under names of its own, beside those of images, sound and their ropes."""
+    transformers = pytest.importorskip("transformers")
+    made = getattr(transformers, name)()
+    made.save_pretrained(tmp_path)
+    text = made.get_text_config()
+    assert read_vocab_size(tmp_path) == text.vocab_size
+    if name in REFUSED:
+        with pytest.raises(UserError) as refused:
+            ModelSpec.from_directory(tmp_path)
+        line = str(refused.value)
+        assert line.startswith(f"{tmp_path}/config.json: {made.model_type!r} is an image-text model: ") and "\n" not in line
+        return
+    spec = ModelSpec.from_directory(tmp_path)
+    sizes = (spec.hidden_size, spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.intermediate_size)
+    assert spec.architecture == READ[name] and sizes == (
+        *(text.hidden_size, text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads),
+        text.intermediate_size,
+    )

@@ -10,6 +10,10 @@ import time
 from pathlib import Path
 
 
+def fails(prompt, completion):
+    raise LookupError(completion)
+
+
 def act(prompt, completion):
     word, _, argument = completion.partition(" ")
     if word == "value":

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from rljax.checkpoints import integrity
 from rljax.config.allocation import Pool
 from rljax.engines.cuda import distributed as world
 from rljax.errors import UserError
+from rljax.process.signals import Stopped
 
 
 def _recorded(tree):
@@ -159,3 +161,37 @@ def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint
     (line,) = done.stdout.splitlines()
     assert line.startswith(f"checkpoint: could not write {tmp_path / 'bad'}:")
     assert "Traceback" not in done.stderr, done.stderr
+
+
+_signal_at: list[str] = []  # ends of names; a signal comes when such a file is opened
+
+
+def _signaled(event, arguments):
+    if event == "open" and any(str(arguments[0]).endswith(name) for name in _signal_at):
+        _signal_at.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(number, frame):
+    raise Stopped(number)
+
+
+@pytest.mark.parametrize("action", ["save", "restore", "read_host"])
+def test_a_signal_ends_a_save_and_a_restore_as_that_signal_and_blames_no_disk(saved, rank_mesh, tmp_path, action):
+    directory, written = saved
+    actions = {
+        "save": lambda: checkpoint.save(tmp_path / "d", written, {}, rank_mesh),
+        "restore": lambda: checkpoint.restore(directory, checkpoint.empty_like(written), rank_mesh),
+        "read_host": lambda: checkpoint.read_host(directory, written),
+    }
+    sys.addaudithook(_signaled)  # the only way to an instant within torch's own code
+    before = signal.signal(signal.SIGTERM, _stop)
+    _signal_at.append(".distcp")
+    try:
+        with pytest.raises(Stopped, match=r"^stopped by SIGTERM$") as stopped:
+            actions[action]()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _signal_at.clear()
+    assert stopped.value.number == signal.SIGTERM
+    actions["restore"]()
