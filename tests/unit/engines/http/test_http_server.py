@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import Sampler, WeightSource
-from rljax.engines.http import access, client, server
+from rljax.engines.http import access, client
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OWNER
 from rljax.engines.http.server import UNSUPPORTED, SamplerServer, ServerOptions, is_loopback
 from rljax.errors import SamplerError, UserError
+from rljax.messaging import web_server
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import Loop
 from rljax.types import Completion, Finish, Piece, Request
@@ -45,6 +46,7 @@ class Counting(Sampler):
         self.running.set()
         self.step = 0.0
         self.under_way = 0
+        self.taken = asyncio.Event()  # a piece was
         self.broken: Exception | None = None
 
     async def stream(self, request: Request) -> AsyncIterator[Piece]:
@@ -60,6 +62,7 @@ class Counting(Sampler):
                 last = index + 1 == min(request.params.max_new_tokens, 100)
                 one = [np.array([value], dtype) for value, dtype in ((index + 1, np.int32), (-self.version, np.float32))]
                 yield Piece(*one, np.array([self.version], np.int32), Finish.LENGTH if last else None)
+                self.taken.set()
         finally:
             self.under_way -= 1
 
@@ -213,7 +216,8 @@ def test_an_abort_keeps_the_tokens_so_far(served):
     async def abort() -> dict[str, Any]:
         body = GENERATE | {"rid": "a", "sampling_params": {"max_new_tokens": 90}}
         task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(ANSWER):
+            await served.sampler.taken.wait()
         async with served.session.post(served.base + "/abort_request", json={"rid": "no prefix of a"}):
             pass
         async with served.session.post(served.base + "/abort_request", json={"rid": "a"}):
@@ -470,7 +474,7 @@ def test_broken_http_is_answered_or_cut_off(fuzzed, raw):
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "half", "idle"])
 def test_a_connection_without_a_request_is_closed(weights, monkeypatch, sent):
-    monkeypatch.setattr(server, "IDLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(web_server, "IDLE_TIMEOUT", 0.05)
 
     async def until_closed(address: tuple[str, int]) -> None:
         reader, writer = await asyncio.open_connection(*address)
