@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,12 @@ class Served:
 
         self.loop.run(stop())
         self.loop.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(ANSWER):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -237,14 +243,11 @@ def test_a_client_that_leaves_frees_its_slot(served):
         for stream in (False, True):
             body = GENERATE | {"sampling_params": {"max_new_tokens": 90}, "stream": stream}
             task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
-            await asyncio.sleep(0.05)
-            assert served.sampler.under_way == 1
+            await until(lambda: served.sampler.under_way == 1)
             if task.done():
                 task.result().close()
             task.cancel()
-            async with asyncio.timeout(ANSWER):
-                while served.sampler.under_way:
-                    await asyncio.sleep(0.01)
+            await until(lambda: served.sampler.under_way == 0)
 
     served.loop.run(leave())
 
@@ -263,7 +266,7 @@ def test_too_many_requests_are_turned_away(weights):
 
         async def flood() -> list[int]:
             tasks = [asyncio.ensure_future(served.session.post(served.base + "/generate", json=GENERATE)) for _ in range(5)]
-            await asyncio.sleep(0.2)
+            await until(lambda: sum(task.done() for task in tasks) == 3)
             served.sampler.running.set()
             return sorted([(await task).status for task in tasks])
 
@@ -274,6 +277,37 @@ def test_a_body_past_the_limit_is_refused(weights):
     with contextlib.closing(Served(weights, max_body=1000)) as served:
         assert served.post("/generate", GENERATE | {"input_ids": [1] * 1000})[0] == 413
         assert served.post("/generate", GENERATE)[0] == 200
+
+
+def test_a_connection_is_a_strangers_until_a_request_has_the_token(weights):
+    right, wrong = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer open"}
+    asked = [
+        ("/health", {}),
+        ("/get_model_info", {}),
+        ("/get_model_info", wrong),
+        ("/health", right),
+        ("/get_model_info", right),
+    ]
+    with contextlib.closing(Served(weights, token="sesame")) as served:
+        for path, headers in asked:
+
+            async def ask(path: str, headers: dict[str, str]) -> int:
+                async with aiohttp.ClientSession() as session:  # a connection of its own, which stays open for now
+                    async with session.get(served.base + path, headers=headers) as response:
+                        await response.read()
+                    return served.server._server.strangers
+
+            assert served.loop.run(ask(path, headers)) == (0 if headers == right else 1), (path, headers)
+            served.loop.run(until(lambda: served.server._server.strangers == 0))
+
+
+def test_silent_strangers_keep_no_client_out(weights, monkeypatch):
+    monkeypatch.setattr(web_server, "TURN", 0.002)
+    with contextlib.closing(Served(weights, token="sesame")) as served, contextlib.ExitStack() as stack:
+        for _ in range(3 * web_server.MAX_STRANGERS):
+            stack.enter_context(socket.create_connection(served.address))
+        assert served.post("/generate", GENERATE, headers={"Authorization": "Bearer sesame"})[0] == 200
+        assert served.server._server.strangers <= web_server.MAX_STRANGERS
 
 
 def test_a_token_guards_everything_but_the_probes(weights):
