@@ -13,11 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from rljax.experiments.parity_case import Case, Result, Tensors, Update
-from rljax.shadow.differences import BOUNDS
+from rljax.shadow.differences import FACTOR, FLOAT32
 
-# Two right implementations round about as often, but not in the same places. Between them are sums in other orders, softmax and
-# rotary angles in one precision or another, and the luck of a few hundred tokens.
-FACTOR = 4.0
 SIGMAS = 4.0
 # A first step of Adam is the gradient's sign: an entry near 0 may round to either sign, and its step then differs in full.
 FLOAT32_STEP = 0.1  # norm of the difference over the norm
@@ -46,7 +43,7 @@ class ResultBounds:
 
 def of_float32(right: Result) -> ResultBounds:
     """Returns the constants, for a case with these results."""
-    bounds = BOUNDS["float32"]
+    bounds = FLOAT32
 
     def update(of: Update) -> UpdateBounds:
         return UpdateBounds(bounds.loss, bounds.gradient, dict.fromkeys(of.gradients, bounds.gradient))

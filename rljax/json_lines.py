@@ -128,6 +128,11 @@ def lines(path: Path) -> Iterator[bytes]:
             yield from file
 
 
+def entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects that have a step, of all parts; the last line may still be in the making."""
+    return (entry for line in lines(path) if (entry := entry_of(line)) is not None)
+
+
 def ends(path: Path, most: int) -> Iterator[bytes]:
     """Yields all lines of a file; of one above `most` bytes the first and the last of that size."""
     found = parts(path)

@@ -27,7 +27,7 @@ ROOMS = {
     "seeding": (),
     "tracing": (),
     "process": (),
-    "messaging": (),
+    "messaging": ("process",),
     "entry_points": ("errors",),
     "json_fields": ("errors",),
     "json_lines": ("errors",),
@@ -82,7 +82,7 @@ ROOMS = {
     "data": ("chat", "config", "environments", "errors", "hf", "json_fields", "rollout", "types"),
     "rewards": ("config", "data", "errors", "hf", "metrics", "process", "rollout", "tracing", "types"),
     "compat": ("engine", "errors", "hf", "process", "rewards", "seeding", "types"),
-    "agents": ("chat", "config", "engine", "errors", "hf", "process", "seeding", "types"),
+    "agents": ("chat", "config", "engine", "errors", "hf", "messaging", "process", "seeding", "types"),
     "workflows": (
         *("agents", "chat", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards"),
         *("rollout", "seeding", "tools", "types"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
 from importlib import metadata
@@ -84,3 +85,10 @@ def convert_smollm2(path: Path) -> Path:
     command = [sys.executable, "-m", "experiments.convert", f"--gguf={find_smollm2()}", f"--out={path}"]
     subprocess.run(command, cwd=REPOSITORY, check=True)
     return path
+
+
+def allow_files(count):
+    """Lets this process open at least `count` files, where the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard))

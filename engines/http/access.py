@@ -19,6 +19,7 @@ from aiohttp import web
 from rljax.engines.http.protocol import BadRequest, parse_json
 from rljax.engines.http.remote import OWNED, OWNER
 from rljax.errors import SamplerError, UserError
+from rljax.messaging.web_server import proved
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +79,11 @@ def authorize(token: str | None, elsewhere: Sequence[str] = ()) -> Any:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token and request.path not in OPEN_PATHS and not request.path.startswith(tuple(elsewhere)):
-            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not hmac.compare_digest(given, expected):
-                return error_response(401, "Unauthorized")
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not token or hmac.compare_digest(given, expected):
+            proved(request)
+        elif request.path not in OPEN_PATHS and not request.path.startswith(tuple(elsewhere)):
+            return error_response(401, "Unauthorized")
         return await handler(request)
 
     return check

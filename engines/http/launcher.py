@@ -59,8 +59,12 @@ class Process:
         return f"http://{LOCAL}:{self.port}"
 
     def tail(self) -> str:
-        with self.log.open(errors="replace") as lines:
-            return "".join(collections.deque(lines, TAIL)).rstrip()
+        """Returns the last lines of its log; "" if somebody removed it."""
+        try:
+            with self.log.open(errors="replace") as lines:
+                return "".join(collections.deque(lines, TAIL)).rstrip()
+        except OSError:
+            return ""
 
     def stop(self) -> None:
         """Stops the server; returns when it and all its children are gone."""

@@ -29,7 +29,6 @@ from aiohttp import web
 
 import rljax
 from rljax.agents import PATHS, Endpoint
-from rljax.agents.server import IDLE_TIMEOUT
 from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http import protocol
 from rljax.engines.http.access import (
@@ -46,6 +45,7 @@ from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OURS
 from rljax.errors import SamplerError, UserError
 from rljax.hf.tokenizer import HFTokenizer
+from rljax.messaging.web_server import WebServer
 from rljax.types import Finish, Piece
 
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -95,7 +95,7 @@ class SamplerServer:
         self._arriving = 0  # requests that are being parsed
         self._parsers = ThreadPoolExecutor(PARSERS, "parser")
         self._control = asyncio.Lock()  # one pause, load or resume at a time
-        self._runner: web.AppRunner | None = None
+        self._server: WebServer | None = None
         self._ownership = Ownership()
 
     def application(self) -> web.Application:
@@ -127,14 +127,8 @@ class SamplerServer:
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Starts listening; returns (host, port), where a port of 0 was replaced. Raises OSError."""
-        self._runner = web.AppRunner(
-            self.application(), handler_cancellation=True, access_log=None, keepalive_timeout=IDLE_TIMEOUT
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, reuse_address=True)
-        await site.start()
-        listening = self._runner.addresses[0]
-        return str(listening[0]), int(listening[1])
+        self._server = WebServer(self.application(), peers="clients of the sampler")
+        return await self._server.start(host, port)
 
     async def close(self) -> None:
         """Aborts requests under way and stops listening."""
@@ -142,8 +136,8 @@ class SamplerServer:
             generation.abort()
         if self._endpoint is not None:
             self._endpoint.sessions.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.close()
         self._parsers.shutdown(wait=False, cancel_futures=True)
 
     # Completions

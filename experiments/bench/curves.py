@@ -10,6 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
+from rljax import json_lines
 from rljax.errors import UserError
 from rljax.experiments import main
 
@@ -28,22 +29,26 @@ def bench() -> None:
     from matplotlib import pyplot as plt
 
     runs = [Path(directory) for directory in main.arguments_from_flags()]
-    if missing := [run for run in runs if not (run / "metrics.jsonl").is_file()]:
+    if missing := [run for run in runs if not json_lines.parts(run / "metrics.jsonl")]:
         raise UserError(f"{missing[0]}: no metrics.jsonl (the directory of a run)")
     if not runs:
         raise UserError("no run is named (their directories, as in runs/seed1 runs/seed2)")
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     for run in runs:
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         label = run.name if LABEL.value == "name" else f"seed {json.loads((run / 'config.json').read_text())['seed']}"
-        points = [(r["step"], r[METRIC.value]) for r in records if METRIC.value in r]
-        if not points:
-            raise UserError(f"{run}: no {METRIC.value} in metrics.jsonl (--metric names another)")
-        axes.plot(*zip(*points, strict=True), marker=".", label=label)
+        axes.plot(*zip(*points(run, METRIC.value), strict=True), marker=".", label=label)
     axes.set(xlabel="step", ylabel=METRIC.value, title=TITLE.value)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(OUT.value, dpi=110)
+
+
+def points(run: Path, metric: str) -> list[tuple[int, float]]:
+    """Returns (step, value) of each step that has the metric. Raises UserError if none has."""
+    found = [(entry["step"], entry[metric]) for entry in json_lines.entries(run / "metrics.jsonl") if metric in entry]
+    if not found:
+        raise UserError(f"{run}: no {metric} in metrics.jsonl (--metric names another)")
+    return found
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -34,6 +33,7 @@ from typing import Any
 
 from absl import flags
 
+from rljax import json_lines
 from rljax.experiments import main
 
 OUT = flags.DEFINE_string("out", None, "Directory for the results.", required=True)
@@ -213,7 +213,11 @@ def _logged(command: Sequence[str], log: Path, seconds: float, env: Mapping[str,
 
 
 def keep(workdir: Path, target: Path) -> None:
-    shutil.copyfile(workdir / "metrics.jsonl", target)
+    """Copies the metrics, all parts, into one file."""
+    file = workdir / "metrics.jsonl"
+    if not json_lines.parts(file):
+        raise FileNotFoundError(f"{file}: the run wrote none")
+    target.write_bytes(b"".join(json_lines.lines(file)))
 
 
 def table(runs: Mapping[str, Path], target: Path) -> None:
@@ -226,9 +230,7 @@ def table(runs: Mapping[str, Path], target: Path) -> None:
         f"{'weight':>6s} {'min':>5s} {'max':>5s} {'step s':>7s} {'update':>7s} {'publish':>8s}"
     ]
     for name, workdir in runs.items():
-        file = workdir / "metrics.jsonl"
-        rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        rows = [row for row in rows if "rollout/reward/avg" in row]
+        rows = [row for row in json_lines.entries(workdir / "metrics.jsonl") if "rollout/reward/avg" in row]
         lines.append(_row(name, rows) if rows else f"{name:22s} no step was finished")
     target.write_text("\n".join(lines) + "\n")
     print(target.read_text(), end="")
@@ -254,7 +256,7 @@ def _row(name: str, rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def curves(runs: Mapping[str, Path], target: Path) -> None:
-    there = [workdir for workdir in runs.values() if (workdir / "metrics.jsonl").exists()]
+    there = [workdir for workdir in runs.values() if json_lines.parts(workdir / "metrics.jsonl")]
     if not there:
         raise FileNotFoundError("no run has metrics")
     if importlib.util.find_spec("matplotlib") is None:

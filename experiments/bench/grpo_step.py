@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
+from rljax import json_lines
 from rljax.errors import UserError
 from rljax.experiments import main
 from rljax.experiments.bench import grpo_step_task
@@ -44,8 +45,7 @@ def ours(model: Path, data: Path, workdir: Path) -> list[float]:
     command = [sys.executable, "-m", "rljax.experiments.train", "--config=bench/grpo_step", f"--workdir={workdir}"]
     command += [f"--config.actor.path={model}", f"--config.train_dataset.path={data}"]
     _run([*command, f"--config.total_train_steps={STEPS.value}"])
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["timeperf/wall"] for line in lines]
+    return [entry["timeperf/wall"] for entry in json_lines.entries(workdir / "metrics.jsonl")]
 
 
 def theirs(peer: str, model: Path, workdir: Path) -> list[float]:

@@ -33,6 +33,7 @@ from rljax.agents.parameters import parse_chat, parse_completion
 from rljax.agents.recording import STYLES
 from rljax.agents.session import SamplingPolicy, Session, Sessions
 from rljax.engine import Generator
+from rljax.messaging.web_server import proved
 from rljax.types import Trajectory
 
 BODY_TIMEOUT = 60.0  # seconds for a body to arrive
@@ -211,6 +212,7 @@ class Endpoint:
         named = request.match_info.get("key")
         session = self.sessions.get(_bearer(request) if named is None else named)
         if session is not None:
+            proved(request)
             return session
         if named is not None:
             raise ApiError("no such session, or it has ended", code="invalid_api_key", status=401)
@@ -229,6 +231,7 @@ class Endpoint:
             raise ApiError("this API key is of no session, or the session has ended", code="invalid_api_key", status=401)
         if guest.token and not hmac.compare_digest(_bearer(request).encode(errors="surrogateescape"), guest.token.encode()):
             raise ApiError("Incorrect API key provided", code="invalid_api_key", status=401)
+        proved(request)
         return guest
 
     def _answering(self, handler: Handler) -> Handler:

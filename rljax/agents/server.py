@@ -10,9 +10,9 @@ from aiohttp import web
 
 from rljax.agents.endpoint import Endpoint
 from rljax.agents.session import Session
+from rljax.messaging.web_server import WebServer
 
 MAX_BODY = 64 << 20  # bytes
-IDLE_TIMEOUT = 30.0  # seconds that a connection stays open without a request; clients drop idle ones after 2.5 to 15
 
 
 class SessionServer:
@@ -28,7 +28,7 @@ class SessionServer:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._runner: web.AppRunner | None = None
+        self._server: WebServer | None = None
         self._address = ""
         self._changing: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,21 +55,17 @@ class SessionServer:
     def _lock(self) -> asyncio.Lock:
         loop = asyncio.get_running_loop()
         if self._changing is None or self._loop is not loop:
-            self._changing, self._loop, self._open, self._runner = asyncio.Lock(), loop, 0, None
+            self._changing, self._loop, self._open, self._server = asyncio.Lock(), loop, 0, None
         return self._changing
 
     async def _start(self) -> None:
         app = web.Application(client_max_size=MAX_BODY)
         self._endpoint.add_routes(app)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_TIMEOUT
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
+        self._server = WebServer(app, peers="agents", shutdown_timeout=1.0)
+        host, port = await self._server.start("127.0.0.1", 0)
         self._address = f"{host}:{port}"
 
     async def _stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = None

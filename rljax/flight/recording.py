@@ -148,11 +148,11 @@ class Recording:
     def kept(self) -> list[Kept]:
         """Returns the steps at which a guard or a rule spoke, in the order of their writing."""
         path = self.folder / KEPT
-        return [json_fields.read_as(Kept, entry, str(path)) for entry in _entries(path)]
+        return [json_fields.read_as(Kept, entry, str(path)) for entry in json_lines.entries(path)]
 
     def metrics(self, step: int) -> dict[str, float]:
         """Returns a step's line of metrics.jsonl, without `step`; null is NaN. Empty without one."""
-        for entry in _entries(self.workdir / "metrics.jsonl"):
+        for entry in json_lines.entries(self.workdir / "metrics.jsonl"):
             if entry.pop("step") == step:
                 return {name: float("nan") if value is None else value for name, value in entry.items()}
         return {}
@@ -234,8 +234,3 @@ def spans(steps: Sequence[int]) -> str:
         else:
             parts.append([step])
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file of lines; its last line may still be in the making."""
-    return (entry for line in json_lines.lines(path) if (entry := json_lines.entry_of(line)) is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
+from rljax.engine import Learner
 from rljax.engine.plugins import find_plugin
 from rljax.shadow.differences import Computed
 from rljax.shadow.process import BATCH, CONFIG, LEARNER, LOGP
@@ -27,17 +29,24 @@ def main() -> None:
     config = config_io.from_json((directory / CONFIG).read_text())
     plugin, pool = find_plugin(engine), Pool(engine)
     plugin.prepare()
-    learner = plugin.make_learner(config, pool, model_dir)
+    learners = {"theirs": plugin.make_learner(config, pool, model_dir)}
+    if config.actor.dtype != "float32":
+        exact = dataclasses.replace(config, actor=dataclasses.replace(config.actor, dtype="float32"))
+        learners["right"] = plugin.make_learner(exact, pool, model_dir)
     for line in sys.stdin:
         job, place = json.loads(line), directory / "job"
         with np.load(place / BATCH, allow_pickle=False) as arrays:
             batch = Batch(**arrays)
-        learner.restore(place / LEARNER)
-        logp = learner.score(batch)
-        means = learner.update_supervised(batch) if job["supervised"] else learner.update(batch)
-        computed = Computed.of(logp, means)
-        np.save(place / LOGP, logp)
-        print(json.dumps({"loss": computed.loss, "grad_norm": computed.grad_norm}), file=answers, flush=True)
+        found = {name: compute(learner, place / LEARNER, batch, job["supervised"]) for name, learner in learners.items()}
+        np.savez(place / LOGP, **{name: each.logp for name, each in found.items()})
+        means = {name: {"loss": each.loss, "grad_norm": each.grad_norm} for name, each in found.items()}
+        print(json.dumps({"right": None} | means), file=answers, flush=True)
+
+
+def compute(learner: Learner, checkpoint: Path, batch: Batch, supervised: bool) -> Computed:
+    learner.restore(checkpoint)
+    logp = learner.score(batch)
+    return Computed.of(logp, learner.update_supervised(batch) if supervised else learner.update(batch))
 
 
 if __name__ == "__main__":

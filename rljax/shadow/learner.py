@@ -112,8 +112,7 @@ class ShadowedLearner:
         if answer is None:
             return {}
         (batch, ours), self._given = self._given, None
-        theirs = Computed(answer.logp, answer.loss, answer.grad_norm)
-        return compare(batch, self._config.actor.dtype, ours, theirs)
+        return compare(batch, self._config.actor.dtype, ours, answer.theirs, answer.right)
 
     def _give_up(self, error: Exception) -> None:
         assert self._shadow is not None

@@ -20,8 +20,9 @@ from rljax.batching.batch import Batch
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.engine.rank import ProcessRank
+from rljax.shadow.differences import Computed
 
-CONFIG, BATCH, LOGP, LEARNER = "config.json", "batch.npz", "logp.npy", "learner"  # names of files
+CONFIG, BATCH, LOGP, LEARNER = "config.json", "batch.npz", "logp.npz", "learner"  # names of files
 GRACE = 5.0  # seconds for the process to end by itself
 ON_SHARED_DEVICES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else JAX takes three quarters of them at its start
 
@@ -30,9 +31,8 @@ ON_SHARED_DEVICES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # else JAX takes
 class Answer:
     """Results of the shadow for one job."""
 
-    loss: float
-    grad_norm: float
-    logp: np.ndarray  # [R, T] float32, nats
+    theirs: Computed
+    right: Computed | None  # in float32; None if the run computes in that
 
 
 class ShadowProcess:
@@ -89,7 +89,9 @@ class ShadowProcess:
             return None
         if line is None:
             raise EOFError(f"the shadow's process ended (its last words are in {self.log})")
-        answer = Answer(**json.loads(line), logp=np.load(self.place / LOGP))
+        with np.load(self.place / LOGP, allow_pickle=False) as logps:
+            found = {name: means and Computed(logps[name], **means) for name, means in json.loads(line).items()}
+            answer = Answer(**found)
         self.clear()
         return answer
 

@@ -74,9 +74,10 @@ def client_of(started: SglangServers, context: int = CONTEXT - 6, **options: obj
 
     With `context` the client may use less of it.
     """
-    info, version = inspect(started.remotes[0].base, None)
+    base, token = started.remotes[0].base, started.remotes[0]._token
+    info, version = inspect(base, token)
     assert info.context_length == CONTEXT - 6
-    remote = Remote(started.remotes[0].base, dataclasses.replace(info, context_length=context), None)
+    remote = Remote(base, dataclasses.replace(info, context_length=context), token)
     return HttpSampler([remote], version=version, **options)
 
 
@@ -270,7 +271,7 @@ def test_a_killed_server_is_started_again_with_the_present_weights_and_loses_not
     remote = started.remotes[0]
 
     async def run() -> list[Completion]:
-        sampler = HttpSampler([remote], version=inspect(remote.base, None)[1], replicas=started)
+        sampler = HttpSampler([remote], version=inspect(remote.base, remote._token)[1], replicas=started)
         for name in ("published", "next"):
             os.symlink(servers.models[0], tmp_path / name)
         await publish(sampler, WeightsInDirectory(tmp_path / "published"), sampler.version + 1)

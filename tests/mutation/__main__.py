@@ -5,8 +5,8 @@
     python -m tests.mutation "in: " "out: "     those of what goes into a run and what comes out of it
     python -m tests.mutation --list
 
-A fault is a line of `tests/mutation/faults.py`. It is planted in a copy of the checkout, so that
-the checkout stays as it is. Each set of tests first passes without a fault.
+A fault is a line of `tests/mutation/faults.py` or `edges.py`. It is planted in a copy of the
+checkout, so that the checkout stays as it is. Each set of tests first passes without a fault.
 
 killed      a test failed
 timed out   a test ran past its limit of TEST_TIMEOUT, which ended it: the suite sees the fault
@@ -37,6 +37,7 @@ import pytest
 import safetensors.numpy  # noqa: F401
 import yaml  # noqa: F401
 
+from tests.mutation.edges import EDGES
 from tests.mutation.fault import Fault
 from tests.mutation.faults import FAULTS
 
@@ -112,7 +113,7 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
 
 def main() -> int:
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    chosen = [fault for fault in FAULTS if not words or any(word in str(fault) for word in words)]
+    chosen = [fault for fault in (*FAULTS, *EDGES) if not words or any(word in str(fault) for word in words)]
     if "--list" in sys.argv:
         print(*chosen, sep="\n")
         return 0

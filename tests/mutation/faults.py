@@ -208,6 +208,16 @@ FAULTS = (
         ("if oldest is not None and error.errno in EXHAUSTED:", "if False:"),
     ),
     *_of(
+        "rljax/messaging/web_server.py",
+        DOORS,
+        ("while len(self._strangers) >= MAX_STRANGERS:", "while False:"),
+        (">= MIN_TURNS:", ">= 0:"),
+        ("            oldest.abort()", "            pass"),
+        ("        self._came(self._transport)", "        pass"),
+        ("        if error.errno in EXHAUSTED:", "        if False:"),
+        ("        server.forget(request.transport)", "        pass"),
+    ),
+    *_of(
         "rljax/messaging/handshake.py",
         DOORS,
         ("[*self._transcript, reason])", "self._transcript)"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.mutation.fault import Fault
 
 UNIT = "tests/unit"
-RECORDS, CHAT = f"{UNIT}/data/test_chat_records.py", f"{UNIT}/hf/test_chat.py"
+RECORDS, CHAT = f"{UNIT}/data/test_chat_records.py", f"{UNIT}/chat/test_chat.py"
 FORMATS, FUNCTIONS = f"{UNIT}/data/test_formats.py", f"{UNIT}/rewards/test_reward_functions.py"
 LIBRARY, LOOP, DIRECTORY = (
     f"{UNIT}/experiments/test_library.py",
@@ -100,12 +100,12 @@ GOES_IN = (
         "in: what a template opens for sampling is learned as if it were said",
         f"{CHAT}::test_what_is_learned_is_what_the_conversation_has_behind_the_prompt",
         (
-            "rljax/hf/labeled_turns.py",
+            "rljax/chat/labeled_turns.py",
             "text = template.render(chat, generation=False)",
             'text = prompts[len(chat.messages) - 1] + chat.messages[-1]["content"]',
         ),
         (
-            "rljax/hf/labeled_turns.py",
+            "rljax/chat/labeled_turns.py",
             "return Turn(start, start + found[1], True)",
             "return Turn(start, start + found[0], True)",
         ),
@@ -114,11 +114,11 @@ GOES_IN = (
         "in: what a message says is dropped",
         f"{RECORDS}::test_a_record_keeps_its_calls_reasoning_tools_and_arguments_up_to_the_workers "
         f"{RECORDS}::test_what_a_template_can_not_take_is_told_by_file_and_line_before_anything_starts "
-        f"{UNIT}/hf/test_messages.py",
-        ("rljax/hf/messages.py", 'return found | ({"tool_calls": calls} if calls else {})', "return found"),
-        ("rljax/hf/messages.py", "        if key not in KEYS:", "        if False:"),
+        f"{UNIT}/chat/test_messages.py",
+        ("rljax/chat/messages.py", 'return found | ({"tool_calls": calls} if calls else {})', "return found"),
+        ("rljax/chat/messages.py", "        if key not in KEYS:", "        if False:"),
         (
-            "rljax/hf/messages.py",
+            "rljax/chat/messages.py",
             'KEYS = ("role", "content", "tool_calls", "tool_call_id",',
             'KEYS = ("role", "content", "tool_calls",',
         ),

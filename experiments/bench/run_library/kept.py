@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rljax import json_lines
 from rljax.errors import UserError
 
 TABLES = ("metrics.jsonl", "histograms.jsonl", "samples.jsonl", "guard.jsonl")  # an object per line
@@ -43,11 +44,12 @@ class KeptRun:
           hidden: directories whose paths are cut from all texts, so that a kept run does not tell
             where it was made.
         """
-        texts = {name: (workdir / name).read_text() for name in (*TABLES, *OBJECTS) if (workdir / name).is_file()}
+        found = {name: json_lines.parts(workdir / name) for name in (*TABLES, *OBJECTS)}
+        texts = {name: "".join(part.read_text() for part in parts) for name, parts in found.items() if parts}
         for path in hidden:
             texts = {name: text.replace(f"{path}/", "").replace(str(path), ".") for name, text in texts.items()}
         files: dict[str, Any] = {
-            name: [json.loads(line) for line in texts[name].splitlines()] for name in TABLES if name in texts
+            name: [json.loads(line) for line in texts[name].split("\n") if line] for name in TABLES if name in texts
         }
         files |= {name: json.loads(texts[name]) for name in OBJECTS if name in texts}
         return cls(recipe, seed, round(seconds, 1), rounded(files))

@@ -25,6 +25,7 @@ from rljax.diagnosis.report import compare, figures, plans, samples, tables
 from rljax.diagnosis.report.charts import StepAxis
 from rljax.diagnosis.report.figures import Figure
 from rljax.diagnosis.rule import Rule
+from rljax.diagnosis.run_files import number_of
 from rljax.diagnosis.summaries import checklist
 from rljax.diagnosis.thresholds import BASELINE
 
@@ -174,8 +175,10 @@ def _file(name: str) -> str:
 
 
 def number(value: Any) -> str:
-    """Writes a number with four significant digits."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    """Writes a number with four significant digits; what is none, from a damaged file, as it is."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        return str(value)
+    if not math.isfinite(number_of(value)):
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 

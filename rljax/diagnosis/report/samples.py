@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from rljax.diagnosis.run_files import MOST_STEPS, number_of
 
 STEPS_SHOWN = 8  # over the run; those around the first break are among them
 SAMPLES_PER_STEP = 4
@@ -15,6 +18,7 @@ MOST_TOKENS = 1200  # of a completion; the rest is counted
 MOST_PROMPT = 1500  # characters of a prompt; its end is shown
 SHADES = 4  # of an advantage, on either side of 0
 VERSIONS = 6  # colors of versions in one sample
+LONGEST = 1 << 22  # tokens of a trajectory; a line that claims more is damaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +51,51 @@ def pick(samples: Sequence[Mapping[str, Any]], marked: int | None) -> list[Sampl
     """Returns samples of up to STEPS_SHOWN steps, of each the lowest and the highest reward first.
 
     The steps are spread over the run, and include the marked one, of the first break, and its
-    neighbors.
+    neighbors. Lines that are no samples are left out.
     """
     by_step: dict[int, list[Mapping[str, Any]]] = {}
-    for sample in samples:
+    for sample in filter(is_sample, samples):
         by_step.setdefault(sample["step"], []).append(sample)
     chosen = [sample for step in _steps(sorted(by_step), marked) for sample in _extremes(by_step[step])]
     largest = max((abs(value) for sample in chosen for value in _advantages(sample) if value is not None), default=0.0)
     return [laid_out(sample, largest) for sample in chosen]
 
 
+def is_sample(line: Mapping[str, Any]) -> bool:
+    """Returns whether the fields of a line that has a step are of a sample's kinds."""
+    pieces, components = line.get("pieces"), line.get("components")
+    return (
+        (pieces is None or (isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)))
+        and (components is None or (isinstance(components, dict) and all(map(_is_number_or_null, components.values()))))
+        and _is_number_or_null(line.get("reward"))
+        and _are_runs(line.get("advantages", []), _is_number_or_null)
+        and _are_runs(line.get("versions", []), lambda version: type(version) is int and abs(version) <= MOST_STEPS)
+    )
+
+
+def _are_runs(value: object, is_value: Callable[[object], bool]) -> bool:
+    """Returns whether a value is a list of [value, count] as tokens have them."""
+    if not isinstance(value, list) or not all(isinstance(run, list) and len(run) == 2 for run in value):
+        return False
+    whole = all(is_value(each) and type(count) is int and 0 <= count <= LONGEST for each, count in value)
+    return whole and sum(count for _, count in value) <= LONGEST
+
+
+def _is_number_or_null(value: object) -> bool:
+    """Returns whether a value of JSON is null or a number that a float64 holds."""
+    if value is None:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(number_of(value))
+
+
 def laid_out(sample: Mapping[str, Any], largest_advantage: float) -> Sample:
-    """Lays out one line of samples.jsonl.
+    """Lays out one line of samples.jsonl for which `is_sample` holds.
 
     Args:
       largest_advantage: magnitude that gets the strongest shade.
     """
     prompt, completion = str(sample.get("prompt", "")), str(sample.get("completion", ""))
-    versions = [int(version) for version, count in sample.get("versions", ()) for _ in range(int(count))]
+    versions = [version for version, count in sample.get("versions", ()) for _ in range(count)]
     pieces = sample.get("pieces")
     texts = [completion] if pieces is None else [str(piece) for piece in pieces]
     of_texts = versions[:1] if pieces is None else versions
@@ -108,7 +139,7 @@ def _token(text: str, advantage: float | None, version: int | None, largest: flo
 
 def _advantages(sample: Mapping[str, Any]) -> list[float | None]:
     """Returns the advantage of each token; [] where they were not recorded."""
-    return [value for value, count in sample.get("advantages", ()) for _ in range(int(count))]
+    return [value for value, count in sample.get("advantages", ()) for _ in range(count)]
 
 
 def _steps(steps: Sequence[int], marked: int | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 from rljax.diagnosis.finding import Severity
 from rljax.diagnosis.history import GUARD, History
 from rljax.diagnosis.rule import Rule, Sign, rule
+from rljax.diagnosis.run_files import number_of
 from rljax.diagnosis.thresholds import HELD_UP, OFTEN
 
 Event = Mapping[str, Any]  # a line of guard.jsonl
@@ -72,10 +73,15 @@ def _bounds(events: Sequence[Event]) -> str:
     first = {str(event.get("guard")): event for event in reversed(events)}
     lines = []
     for guard, count in counts.most_common(SHOWN):
-        value, bound = first[guard].get("value"), first[guard].get("bound")
-        figure = f"{first[guard].get('metric')} {value:.4g}" if isinstance(value, int | float) else first[guard].get("metric")
-        lines.append(f"{guard} ({count}; {figure}" + (f", bound {bound:g})" if isinstance(bound, int | float) else ")"))
+        event = first[guard]
+        figure, bound = f"{event.get('metric')}{_figure(' ', event.get('value'), '.4g')}", event.get("bound")
+        lines.append(f"{guard} ({count}; {figure}{_figure(', bound ', bound, 'g')})")
     return ", ".join(lines)
+
+
+def _figure(before: str, value: Any, form: str) -> str:
+    """Writes a number with what stands before it; nothing for what is none."""
+    return f"{before}{number_of(value):{form}}" if isinstance(value, int | float) else ""
 
 
 def _times(count: int, what: str) -> str:

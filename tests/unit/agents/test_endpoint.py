@@ -235,9 +235,12 @@ def test_models_and_keys(tokenizer):
         assert (await client.models.retrieve("policy")).id == "policy"
         with pytest.raises(openai.NotFoundError, match="gpt-4o"):
             await client.models.retrieve("gpt-4o")
+        assert served.server._server.strangers == 0  # its connection has shown the key
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="guess", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.models.list()
+            assert served.server._server.strangers == 1
         other = client.with_options(api_key="guess")
-        with pytest.raises(openai.AuthenticationError):
-            await other.models.list()
         by_path = other.with_options(base_url=str(client.base_url).replace("/v1", f"/sessions/{served.session.key}/v1"))
         await by_path.chat.completions.create(model="m", messages=USER)
         return client.base_url

@@ -5,7 +5,6 @@ nothing.
 import contextlib
 import errno
 import queue
-import resource
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from rljax.messaging import framing, handshake, listener
 from rljax.messaging.framing import FramingError, Message
 from rljax.messaging.handshake import HandshakeError, Refused
 from rljax.messaging.listener import Listener, connect_to
+from tests.shared import allow_files
 
 TOKEN = "a secret"
 
@@ -200,9 +200,7 @@ def test_silent_strangers_end_nothing_where_files_run_out(tmp_path):
             open("/dev/null").close()                   # what a run does all the time
         print("admitted", flush=True)
     """)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 1000:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    allow_files(1000)
     for how in ("open", "full"):
         process = subprocess.Popen(
             [sys.executable, "-c", code, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -16,7 +16,7 @@ from rljax.errors import UserError
 from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean
 from rljax.shadow import process, shadowed
-from rljax.shadow.differences import BOUNDS, Computed, compare
+from rljax.shadow.differences import FACTOR, FLOAT32, Computed, compare, of_rounding
 from rljax.shadow.learner import ShadowedLearner
 from rljax.shadow.process import Answer
 from rljax.testing.harness import make_config
@@ -24,6 +24,7 @@ from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
 from rljax.testing.models import VOCABULARY, make_model
 
 UPDATE = "ppo_actor/update"
+BFLOAT16_EPS = 2.0**-7
 WAIT = 300.0  # seconds for a process that imports a framework and compiles
 
 
@@ -36,18 +37,50 @@ def computed(batch, *, logp=0.0, loss=0.5, grad_norm=2.0):
     return Computed(np.where(batch.loss_mask, logp, np.nan), loss, grad_norm)
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
-def test_a_difference_is_measured_in_its_bound(dtype):
-    batch, bounds = batch_of(), BOUNDS[dtype]
+def excess(batch, dtype, ours, theirs, right=None):
+    return compare(batch, dtype, ours, theirs, right)["parity/excess"].value
+
+
+@pytest.mark.parametrize("error", [0.0, 0.001, 0.05, 1.0])  # of log-probs, and of the norm, by rounding
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_difference_is_measured_in_its_bound(dtype, error):
+    batch, right = batch_of(), computed(batch_of())
     scale = float(np.abs(batch.loss_weight * batch.advantage).sum())
-    right = computed(batch)
-    assert compare(batch, dtype, right, right)["parity/excess"].value == 0
+    rounded, exact, bounds = right, None, FLOAT32
+    if dtype == "bfloat16":
+        rounded, exact = computed(batch, logp=error, grad_norm=2.0 * (1 - error)), right
+        bounds = of_rounding(batch, dtype, right, rounded)
+        assert (bounds.logp, bounds.gradient) == pytest.approx([FACTOR * max(error, BFLOAT16_EPS)] * 2)
+        assert excess(batch, dtype, rounded, rounded, exact) <= 1 / FACTOR
+    assert excess(batch, dtype, right, rounded, exact) == 0
     for changed in (
         {"logp": 3 * bounds.logp},
         {"loss": 0.5 + 3 * bounds.loss * scale},
         {"grad_norm": 2.0 * (1 + 3 * bounds.gradient)},
     ):
-        assert compare(batch, dtype, computed(batch, **changed), right)["parity/excess"].value == pytest.approx(3)
+        assert excess(batch, dtype, computed(batch, **changed), rounded, exact) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_loss_of_log_probs_that_rounding_moved_is_within_its_bound(supervised):
+    """Whatever the errors of the log-probs are, and though the rounded loss is right by chance."""
+    batch, rng = batch_of(), np.random.default_rng(0)
+    if supervised:
+        batch = batch.replace(advantage=np.zeros_like(batch.advantage))
+    slopes = batch.loss_weight * (1 if supervised else batch.advantage)
+    right = computed(batch, loss=0.3)
+    for _ in range(100):
+        errors = np.where(batch.loss_mask, 0.1 * rng.standard_normal(slopes.shape), 0.0)
+        rounded = Computed(right.logp + errors, right.loss, right.grad_norm)
+        moved = Computed(right.logp, right.loss + float((slopes * errors).sum()), right.grad_norm)
+        assert excess(batch, "bfloat16", moved, rounded, right) <= 1 / FACTOR
+
+
+def test_what_bfloat16_cannot_hold_is_not_asked_of_it():
+    batch = batch_of()
+    lost = computed(batch, loss=np.nan, grad_norm=np.nan)
+    assert excess(batch, "bfloat16", lost, lost, computed(batch)) == np.inf  # but a loss that ours alone lost is a fault
+    assert excess(batch, "bfloat16", computed(batch), computed(batch, grad_norm=np.nan), computed(batch)) == 0
 
 
 def test_what_is_not_finite_on_one_side_alone_is_beyond_every_bound():
@@ -61,7 +94,7 @@ def test_what_is_not_finite_on_one_side_alone_is_beyond_every_bound():
 def test_a_supervised_loss_is_compared_on_its_own_scale():
     batch = batch_of()
     batch = batch.replace(advantage=np.zeros_like(batch.advantage))
-    off = computed(batch, loss=4.0 * (1 + 3 * BOUNDS["float32"].loss))
+    off = computed(batch, loss=4.0 * (1 + 3 * FLOAT32.loss))
     assert compare(batch, "float32", off, computed(batch, loss=4.0))["parity/excess"].value == pytest.approx(3)
 
 
@@ -72,7 +105,7 @@ class Quick:
 
     def __init__(self, place, batch):
         self.place, self.given = place, []
-        self._answer = Answer(1e9, 0.0, np.zeros(batch.token_ids.shape, np.float32))
+        self._answer = Answer(Computed(np.zeros(batch.token_ids.shape, np.float32), 1e9, 0.0), None)
 
     def give(self, batch, *, supervised):
         self.given.append(supervised)
@@ -160,6 +193,7 @@ def answered(learner):
     [
         ("fsdp", {}),
         ("jax", {}),
+        ("jax", {"actor.dtype": "bfloat16"}),
         ("fsdp", {"actor.lora.rank": 4, "actor.lora.target_modules": ["q_proj"], "actor.adv_estimator": "gae"}),
     ],
     ids=str,
@@ -191,7 +225,8 @@ def test_a_sound_learner_agrees_with_its_shadow_and_a_fault_is_seen(engine, over
     learner.update(batch)
     answered(learner)
     wrong = learner.update(batch)
-    assert wrong["parity/excess"].value > 10 and wrong["parity/logp_error"].value < BOUNDS["float32"].logp
+    assert wrong["parity/excess"].value > 10
+    assert wrong["parity/logp_error"].value < (FLOAT32.logp if learner._config.actor.dtype == "float32" else 0.5)
     child = learner._shadow._child
     learner.close()
     assert child.poll() is not None and not (tmp_path / "shadow" / "job").exists()

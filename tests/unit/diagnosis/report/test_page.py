@@ -15,6 +15,7 @@ import pytest
 
 from rljax.diagnosis import Diagnosis, Finding, History, Link, Severity, all_rules, diagnose
 from rljax.diagnosis.report import comparison_page, plans, run_page, tables
+from rljax.diagnosis.report.page import number
 from tests.unit.diagnosis.report.conftest import HOSTILE, STEPS
 
 
@@ -262,3 +263,13 @@ def test_the_comparison_has_every_run_and_the_intervals(workdir, tmp_path):
     assert means["low"] == means["high"] == means["value"]  # of equal runs
     text = "".join(parsed.text)
     assert "first" in text and "again" in text and all(d.verdict() in text for d in diagnoses.values())
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 10**400, {}, [1.0], "many", True])
+def test_whatever_stands_for_a_number_in_a_damaged_file_has_a_place_on_the_page(history, value):
+    events = [{"step": 1, "guard": "max_approx_kl", "metric": "x", "value": value, "bound": value, "action": "skip"}] * 2
+    damaged = dataclasses.replace(history, guard=events)
+    rules = all_rules()
+    assert "max_approx_kl" in run_page(damaged, diagnose(damaged, rules), rules)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    assert number(value) == ("–" if value is None or is_number else str(value))

@@ -1,15 +1,27 @@
 """Samples: which are shown, and the color of each token."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljax.diagnosis.report.samples import MOST_TOKENS, SAMPLES_PER_STEP, SHADES, STEPS_SHOWN, laid_out, pick
+from rljax.diagnosis.report.samples import (
+    LONGEST,
+    MOST_TOKENS,
+    SAMPLES_PER_STEP,
+    SHADES,
+    STEPS_SHOWN,
+    is_sample,
+    laid_out,
+    pick,
+)
 
 
 def sample(step=1, reward=1.0, *, pieces=("a", "b", "c"), advantages=((0.5, 3),), versions=((4, 3),), **fields):
     tokens = {"pieces": list(pieces), "advantages": advantages, "versions": versions}
-    return {"step": step, "uid": "0/1", "prompt": "p", "completion": "".join(pieces), "reward": reward, **tokens, **fields}
+    line = {"step": step, "uid": "0/1", "prompt": "p", "completion": "".join(pieces), "reward": reward, **tokens, **fields}
+    return json.loads(json.dumps(line))
 
 
 def shade(token) -> int:
@@ -61,3 +73,20 @@ def test_of_a_step_the_lowest_and_the_highest_reward_come_first():
 def test_a_sample_with_no_finite_reward_is_shown():
     (shown,) = pick([sample(reward=None)], None)
     assert shown.reward is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"reward": value} for value in ("", "7", True, float("inf"), 10**400, [1.0])),
+        *({"versions": value} for value in ("", [[0]], [["", 3]], [[0.5, 3]], [[0, -1]], [[0, 2**70]], {"0": 3}, None)),
+        *({"advantages": value} for value in ([[float("inf"), 3]], [["a", 3]], [[0.5, None]], [[0.5, LONGEST + 1]], [0.5])),
+        *({"pieces": value} for value in ("abc", [1, 2, 3], {"a": 1})),
+        *({"components": value} for value in ([], {"right": "yes"}, {"right": float("inf")})),
+    ],
+    ids=lambda damage: str(damage)[:50],
+)
+def test_a_line_with_a_field_of_another_kind_is_left_out(damage):
+    good = sample(uid="0/2")
+    assert is_sample(good) and not is_sample(good | damage)
+    assert [each.uid for each in pick([sample() | damage, good], None)] == ["0/2"]

@@ -387,9 +387,9 @@ async def test_a_server_that_refuses_weights_is_left_out_until_it_takes_them(one
     await asyncio.gather(*(sampler.generate(request(f"{i}#0")) for i in range(4)))
     assert len(one.bodies) == 4 and not two.bodies
     two.refuse_load = False  # the watch brings it back with the weights it holds
-    while two.version != 1:
+    while not sampler._remotes[1].usable:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    assert two.version == 1
     await asyncio.gather(*(sampler.generate(request(f"new {i}#0")) for i in range(4)))
     assert two.bodies
     await sampler.close()
@@ -595,12 +595,11 @@ async def test_the_end_of_the_watch_is_an_error_of_every_request(server, monkeyp
 
 @with_servers(1)
 async def test_closing_keeps_tokens_and_lets_a_paused_server_go_on(server):
-    server.step = 0.005
+    server.step, sampled = 0.005, asyncio.Event()
+    server.script = lambda _, tokens: sampled.set() if tokens > 0 else None
     sampler = client_of(server)
     task = asyncio.create_task(sampler.generate(request(max_new_tokens=200)))
-    while not server.bodies:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    await sampled.wait()
     await sampler.pause()
     await sampler.close()
     completion = await task

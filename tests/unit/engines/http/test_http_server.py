@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import Sampler, WeightSource
-from rljax.engines.http import access, client, server
+from rljax.engines.http import access, client
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.protocol import BadRequest
 from rljax.engines.http.remote import OWNER
 from rljax.engines.http.server import UNSUPPORTED, SamplerServer, ServerOptions, is_loopback
 from rljax.errors import SamplerError, UserError
+from rljax.messaging import web_server
 from rljax.testing.harness import make_config
 from rljax.testing.sampler_contract import Loop
 from rljax.types import Completion, Finish, Piece, Request
@@ -45,6 +46,7 @@ class Counting(Sampler):
         self.running.set()
         self.step = 0.0
         self.under_way = 0
+        self.taken = asyncio.Event()  # a piece was
         self.broken: Exception | None = None
 
     async def stream(self, request: Request) -> AsyncIterator[Piece]:
@@ -60,6 +62,7 @@ class Counting(Sampler):
                 last = index + 1 == min(request.params.max_new_tokens, 100)
                 one = [np.array([value], dtype) for value, dtype in ((index + 1, np.int32), (-self.version, np.float32))]
                 yield Piece(*one, np.array([self.version], np.int32), Finish.LENGTH if last else None)
+                self.taken.set()
         finally:
             self.under_way -= 1
 
@@ -110,6 +113,12 @@ class Served:
 
         self.loop.run(stop())
         self.loop.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(ANSWER):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -213,7 +222,8 @@ def test_an_abort_keeps_the_tokens_so_far(served):
     async def abort() -> dict[str, Any]:
         body = GENERATE | {"rid": "a", "sampling_params": {"max_new_tokens": 90}}
         task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(ANSWER):
+            await served.sampler.taken.wait()
         async with served.session.post(served.base + "/abort_request", json={"rid": "no prefix of a"}):
             pass
         async with served.session.post(served.base + "/abort_request", json={"rid": "a"}):
@@ -233,14 +243,11 @@ def test_a_client_that_leaves_frees_its_slot(served):
         for stream in (False, True):
             body = GENERATE | {"sampling_params": {"max_new_tokens": 90}, "stream": stream}
             task = asyncio.ensure_future(served.session.post(served.base + "/generate", json=body))
-            await asyncio.sleep(0.05)
-            assert served.sampler.under_way == 1
+            await until(lambda: served.sampler.under_way == 1)
             if task.done():
                 task.result().close()
             task.cancel()
-            async with asyncio.timeout(ANSWER):
-                while served.sampler.under_way:
-                    await asyncio.sleep(0.01)
+            await until(lambda: served.sampler.under_way == 0)
 
     served.loop.run(leave())
 
@@ -259,7 +266,7 @@ def test_too_many_requests_are_turned_away(weights):
 
         async def flood() -> list[int]:
             tasks = [asyncio.ensure_future(served.session.post(served.base + "/generate", json=GENERATE)) for _ in range(5)]
-            await asyncio.sleep(0.2)
+            await until(lambda: sum(task.done() for task in tasks) == 3)
             served.sampler.running.set()
             return sorted([(await task).status for task in tasks])
 
@@ -270,6 +277,37 @@ def test_a_body_past_the_limit_is_refused(weights):
     with contextlib.closing(Served(weights, max_body=1000)) as served:
         assert served.post("/generate", GENERATE | {"input_ids": [1] * 1000})[0] == 413
         assert served.post("/generate", GENERATE)[0] == 200
+
+
+def test_a_connection_is_a_strangers_until_a_request_has_the_token(weights):
+    right, wrong = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer open"}
+    asked = [
+        ("/health", {}),
+        ("/get_model_info", {}),
+        ("/get_model_info", wrong),
+        ("/health", right),
+        ("/get_model_info", right),
+    ]
+    with contextlib.closing(Served(weights, token="sesame")) as served:
+        for path, headers in asked:
+
+            async def ask(path: str, headers: dict[str, str]) -> int:
+                async with aiohttp.ClientSession() as session:  # a connection of its own, which stays open for now
+                    async with session.get(served.base + path, headers=headers) as response:
+                        await response.read()
+                    return served.server._server.strangers
+
+            assert served.loop.run(ask(path, headers)) == (0 if headers == right else 1), (path, headers)
+            served.loop.run(until(lambda: served.server._server.strangers == 0))
+
+
+def test_silent_strangers_keep_no_client_out(weights, monkeypatch):
+    monkeypatch.setattr(web_server, "TURN", 0.002)
+    with contextlib.closing(Served(weights, token="sesame")) as served, contextlib.ExitStack() as stack:
+        for _ in range(3 * web_server.MAX_STRANGERS):
+            stack.enter_context(socket.create_connection(served.address))
+        assert served.post("/generate", GENERATE, headers={"Authorization": "Bearer sesame"})[0] == 200
+        assert served.server._server.strangers <= web_server.MAX_STRANGERS
 
 
 def test_a_token_guards_everything_but_the_probes(weights):
@@ -470,7 +508,7 @@ def test_broken_http_is_answered_or_cut_off(fuzzed, raw):
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "half", "idle"])
 def test_a_connection_without_a_request_is_closed(weights, monkeypatch, sent):
-    monkeypatch.setattr(server, "IDLE_TIMEOUT", 0.05)
+    monkeypatch.setattr(web_server, "IDLE_TIMEOUT", 0.05)
 
     async def until_closed(address: tuple[str, int]) -> None:
         reader, writer = await asyncio.open_connection(*address)

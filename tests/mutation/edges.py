@@ -1,0 +1,100 @@
+"""Faults at the edges of the runtime, which once were there: hanging servers, strangers, files and
+pools of others. Each comes with the test that was written for it.
+"""
+
+from __future__ import annotations
+
+from tests.mutation.fault import Fault
+
+CLIENT = "tests/unit/engines/http/test_http_client.py::"
+SERVER = "tests/unit/engines/http/test_http_server.py::"
+TEXT = "tests/unit/engines/http/test_server_text.py::"
+ENGINE = "tests/unit/engine/test_engine.py::"
+POOL = "tests/unit/rewards/test_reward_pool.py::"
+
+
+def _at(test: str, file: str, old: str, new: str) -> Fault:
+    return Fault(file, old, new, (test,))
+
+
+EDGES = (
+    _at("tests/unit/test_hanging_run.py", "rljax/process/watchdog.py", "        if failed:", "        if False:"),
+    _at(
+        CLIENT + "test_what_a_silent_server_had_goes_elsewhere_when_it_is_lost",
+        *("engines/http/calls.py", "if remote.member is not member:", "if False:"),
+    ),
+    _at(
+        CLIENT + "test_checks_go_on_after_another_program_answered_one",
+        *("engines/http/health.py", "except Exception as error:  # a fault", "except OSError as error:  # a fault"),
+    ),
+    _at(
+        CLIENT + "test_nested_retries_are_not_multiplied_at_a_server",
+        *("engines/http/client.py", "if failures > self._retries:", "if failures > self._retries + 1:"),
+    ),
+    _at(
+        CLIENT + "test_a_publish_waits_for_no_server_that_is_lost",
+        *("engines/http/calls.py", "self.unless_lost(remote, asyncio.ensure_future(act(remote)))", "act(remote)"),
+    ),
+    _at(
+        POOL + "test_a_process_that_dies_is_waited_for_not_its_pipe",
+        *("rljax/rewards/process.py", "asyncio.wait({reading, exit_}, return_when", "asyncio.wait({reading}, return_when"),
+    ),
+    _at(
+        POOL + "test_an_answer_of_megabytes_is_an_error_of_that_call",
+        *("rljax/rewards/process_main.py", "if len(line) > MAX_ANSWER and", "if False and"),
+    ),
+    _at(
+        ENGINE + "test_a_directory_that_others_made_first_takes_no_weights",
+        *("rljax/engine/storage.py", " or stat.S_IMODE(found.st_mode) & 0o022:", ":"),
+    ),
+    _at(
+        ENGINE + "test_a_place_that_is_too_small_is_named_before_anything_is_made",
+        *("rljax/engine/storage.py", "if _free(directory) < _room(needed):", "if False:"),
+    ),
+    _at(
+        ENGINE + "test_servers_elsewhere_get_weights_below_the_workdir",
+        *("rljax/engine/storage.py", "return _with_room(workdir, needed)", "pass"),
+    ),
+    _at(
+        "tests/unit/backends/torch/test_torch_checkpoint.py",
+        *("backends/torch/checkpoint_reader.py", "if (module, name) not in _KNOWN:", "if False:"),
+    ),
+    _at(
+        SERVER + "test_pickles_and_code_of_the_models_own_are_never_loaded",
+        *("engines/http/access.py", 'if "auto_map" in config:', "if False:"),
+    ),
+    _at(
+        SERVER + "test_a_server_has_one_owner_at_a_time_named_in_the_refusal",
+        *("engines/http/access.py", "if self._owner and sender != self._owner and", "if False and"),
+    ),
+    _at(
+        SERVER + "test_a_connection_is_a_strangers_until_a_request_has_the_token",
+        *("engines/http/access.py", "            proved(request)", "            pass"),
+    ),
+    _at(
+        TEXT + "test_web_pages_of_other_sites_are_refused",
+        *("engines/http/access.py", "if origin is not None and", "if False and"),
+    ),
+    _at(
+        TEXT + "test_keys_are_read_or_refused",
+        *("engines/http/protocol.py", '    "logprob_start_len": (-1,),', '    "logprob_start_len": (-1, 0),'),
+    ),
+    _at(
+        TEXT + "test_what_ended_a_completion_is_named_and_not_in_its_text",
+        *("engines/http/protocol.py", "(at := text.find(stop)) >= 0]", "(at := text.find(stop)) > len(text)]"),
+    ),
+    _at(
+        "tests/unit/backends/jax/test_coordinator.py",
+        *("backends/jax/multihost.py", 'local = coordinator.startswith("127.")', "local = False"),
+    ),
+    _at(
+        "tests/unit/rollout/test_buffer.py",
+        "rljax/rollout/buffer.py",
+        "self._check_published(entry.group, self.version)",
+        "pass",
+    ),
+    _at(
+        "tests/unit/hf/test_agreement.py::test_an_export_names_the_ids_that_ended_turns_in_training",
+        *("rljax/hf/turn_ends.py", "if not set(ids) <= set(_listed", "if False and not set(ids) <= set(_listed"),
+    ),
+)
