@@ -13,6 +13,7 @@ learner's update on tensors without data; of several topologies it prints them s
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ DOES_NOT_FIT = 2  # exit status
 def plan() -> None:
     from rljax.config import checks
 
-    config = main.config_from_flags()
+    config = planned_config()
     checks.check(config)
     if not TOPOLOGY.value:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
@@ -68,6 +69,16 @@ def plan() -> None:
         print(*side_by_side(compiled), sep="\n")
     if not fits:
         sys.exit(DOES_NOT_FIT)
+
+
+def planned_config() -> Config:
+    """Returns the config of the flags; with --shape it needs neither a model nor data. Raises UserError."""
+    config = main.config_from_flags()
+    if not SHAPE.value:
+        return config
+    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")
+    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False)
+    return dataclasses.replace(config, train_dataset=data, actor=actor)
 
 
 def _say(what: object) -> None:

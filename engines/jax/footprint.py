@@ -107,6 +107,7 @@ class _Learner:
         chosen = JaxConfig.of(config).unroll
         self.unrolled = self.remat == "none" and job.chip.platform == GPU if chosen is None else chosen
         self.adapted = actor.lora.rank > 0
+        self.vocabulary = _vocabulary(spec, pool)
         self.all = elements(spec, pool)
         self.trained = _adapter_elements(config, spec, pool) if self.adapted else self.all
 
@@ -130,7 +131,7 @@ class _Learner:
         )
 
     def _moments(self) -> dict[str, dict[str, float]]:
-        whole = self.spec.vocab_size * self.spec.hidden_size / self._vocabulary
+        whole = self.spec.vocab_size * self.spec.hidden_size / self.vocabulary
         matrices = elements(self.spec, self.pool, _is_matrix)
         copied = self.size * matrices if self.size < 4 and not self.adapted else 0.0
         unembedding = 0.0 if self.size == 4 and self.pool.fsdp == 1 else self.size * whole
@@ -170,10 +171,6 @@ class _Learner:
         }
 
     @property
-    def _vocabulary(self) -> int:
-        return self.pool.tensor if self.spec.vocab_size % self.pool.tensor == 0 else 1
-
-    @property
     def _widths(self) -> Widths:
         return Widths.of(self.spec, self.pool.tensor, TILE if self.job.chip.platform == TPU else 1)
 
@@ -203,7 +200,7 @@ class _Learner:
     def _logits(self) -> float:
         chunks = max(math.ceil(self.scored / self.chunk), 1)
         rows = math.ceil(self.scored / chunks)
-        return (4 + self.size) * rows * self.spec.vocab_size / self._vocabulary
+        return (4 + self.size) * rows * self.spec.vocab_size / self.vocabulary
 
 
 def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
@@ -233,17 +230,36 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
         pages = slots * columns if math.isinf(free) else min(slots * columns, int(free / (page * token)))
         pages = max(pages, columns)  # with less than one request's, a run would not start
     widths = Widths.of(spec, pool.tensor)
-    joined = size * spec.num_layers * spec.hidden_size * (widths.queries + 2 * widths.keys + 2 * widths.mlp)
     prefill = size * settings.prefill_chunk * (widths.everything + widths.hidden)
     footprint = Footprint(
         {"sampler's weights": weights, "KV cache": pages * page * token},
         {
-            "decoding": {"joined matrices": joined, "sampler's logits": 8.0 * slots * spec.vocab_size},
-            "prefill": {"joined matrices": joined, "a prefill's activations": prefill},
+            "decoding": _copied(spec, pool, size, widths) | {"sampler's logits": 8.0 * slots * spec.vocab_size},
+            "prefill": {"a prefill's activations": prefill},
             "publishing": {"weights on their way": weights},
         },
     )
     return SamplerPlan(footprint, shards, slots, float(pages * page), weights, token, DECODES)
+
+
+def _copied(spec: ModelSpec, pool: Pool, size: int, widths: Widths) -> dict[str, float]:
+    """Returns the bytes of the weights that decoding has once more, by component.
+
+    Before its loop over tokens XLA joins matrices that have their input in common, those of all
+    layers. What FSDP splits it gathers in the loop, as whole matrices are larger than their parts
+    and it moves nothing out of a loop that grows: the unembedding, with the next layer's two
+    largest matrices on their way.
+    """
+    if pool.fsdp == 1:
+        joined = widths.queries + 2 * widths.keys + 2 * widths.mlp
+        return {"joined matrices": size * spec.num_layers * spec.hidden_size * joined}
+    gathered = spec.vocab_size / _vocabulary(spec, pool) + 2 * widths.mlp
+    return {"weights gathered for use": size * spec.hidden_size * gathered}
+
+
+def _vocabulary(spec: ModelSpec, pool: Pool) -> int:
+    """Returns over how many devices of a tensor-parallel group the vocabulary is split."""
+    return pool.tensor if spec.vocab_size % pool.tensor == 0 else 1
 
 
 def _check(spec: ModelSpec, pool: Pool) -> None:
