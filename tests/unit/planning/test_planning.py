@@ -19,6 +19,7 @@ from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
+from rljax.experiments.plan import shape_in
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
@@ -406,3 +407,10 @@ def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, st
     verdicts = [each for each in shown if each.startswith("verdict:")]
     assert status == 1 or len(verdicts) == sum(argument.startswith("--topology") for argument in arguments)
     assert any("does not fit" in each for each in verdicts) == (status == 2)
+
+
+@pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma2", "opt"])
+def test_a_family_without_a_plan_is_named_with_what_can_be_planned_instead(family, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "hidden_size": 64}))
+    with pytest.raises(UserError, match=rf"^actor.path: a plan knows the layers of llama, .*{family} \(--shape=NAME"):
+        shape_in(str(tmp_path))
