@@ -1,7 +1,7 @@
 """Says whether a config fits devices before they are rented, where the memory goes, and how fast.
 
     python -m experiments.plan --config=configs/quickstart.py --topology=v5e:2x4 --topology=h100:8
-    python -m experiments.plan --config=algorithms/grpo --shape=qwen3-8b --topology=h100:8 \
+    python -m experiments.plan --config=base --shape=qwen3-8b --topology=h100:8 \
         --config.allocation_mode='sglang:d4+fsdp:f4'
 
 An estimate by arithmetic (docs/plan.md), which needs neither jax nor torch, nor weights: of the

@@ -140,8 +140,8 @@ class _Learner:
         common = {"activations": self._kept, "gradient sums": sums}
         layer = matrices * self.pool.fsdp / self.spec.num_layers  # gathered for use
         gathered = 2 * self.size * layer if self.pool.fsdp > 1 else 0.0
-        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) * self.tokens
-        working = 0.0 if self.unrolled else working
+        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) + self._normalizers
+        working = 0.0 if self.unrolled else working * self.tokens
         gradients = 0.0 if self.adapted else self.size * matrices
         return {
             "loss": without_nothing(
@@ -184,9 +184,15 @@ class _Learner:
             elements = widths.hidden + widths.products
         elif self.unrolled:  # XLA finds that what it would compute again is there
             elements = widths.everything + self._repeated
-        else:
-            elements = widths.hidden + widths.products + widths.attended
+        else:  # a loop keeps what products and attention put out, but for the last product, which the next layer takes in
+            elements = widths.products + widths.attended
+            return (self.size * elements + self._normalizers) * self.spec.num_layers * self.tokens
         return self.size * elements * self.spec.num_layers * self.tokens
+
+    @property
+    def _normalizers(self) -> float:
+        """Bytes of a token's log-sum-exps, of which splash attention fills the lanes of a TPU."""
+        return 4 * TILE * self.spec.num_heads / self.pool.tensor if self.job.chip.platform == TPU else 0.0
 
     @property
     def _repeated(self) -> float:
@@ -200,7 +206,8 @@ class _Learner:
     def _logits(self) -> float:
         chunks = max(math.ceil(self.scored / self.chunk), 1)
         rows = math.ceil(self.scored / chunks)
-        return (4 + self.size) * rows * self.spec.vocab_size / self.vocabulary
+        fused = chunks > 1 and self.job.chip.platform == TPU  # the slope, into the products that take it
+        return (4 + (0 if fused else self.size)) * rows * self.spec.vocab_size / self.vocabulary
 
 
 def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:

@@ -146,13 +146,14 @@ MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
 TRAINED_ALL = {"prompt": 1, **ONE_EPISODE}
 COMPILED = {  # docs/plan.md, GB of the update: GB, shape, topology, allocation_mode, rows per micro-batch, tokens per row
     "v5e": (3.37, "qwen3-0.6b", "v5e:2x4", "jax:d2f2t2", 1, 4096),
-    "v6e": (5.48, "qwen3-0.6b", "v6e:2x4", "jax:d2f2t2", 1, 4096),
+    "v6e": (5.485, "qwen3-0.6b", "v6e:2x4", "jax:d2f2t2", 1, 4096),
     "v5p": (5.48, "qwen3-0.6b", "v5p:2x2x2", "jax:d2f2t2", 1, 4096),
-    "smollm2": (2.954, "smollm2-135m", "v5e:2x4", "jax:f8", 1, 4096),
+    "smollm2": (2.990, "smollm2-135m", "v5e:2x4", "jax:f8", 1, 4096),
     "qwen3-8b": (11.024, "qwen3-8b", "v5e:4x4", "jax:f8t2", 1, 4096),
     "28 rows": (13.592, "qwen3-0.6b", "v5e:2x4", "jax:d2f2t2", 28, 4096),
     "92 rows": (13.718, "smollm2-135m", "v5e:2x2", "jax:f4", 92, 2048),
-    "qwen2.5-1.5b": (11.057, "qwen2.5-1.5b", "v5e:2x4", "jax:f8", 10, 4096),
+    "qwen2.5-0.5b": (12.119, "qwen2.5-0.5b", "v5e:2x4", "jax:f8", 12, 8192),
+    "qwen2.5-1.5b": (11.846, "qwen2.5-1.5b", "v5e:2x4", "jax:f8", 10, 4096),
     "qwen3-1.7b": (12.561, "qwen3-1.7b", "v5e:2x4", "jax:f4t2", 12, 4096),
     "qwen3-8b, 3 rows": (14.100, "qwen3-8b", "v5e:4x4", "jax:f8t2", 3, 4096),
     "qwen3-14b": (78.683, "qwen3-14b", "v5p:2x2x2", "jax:f8", 4, 16384),
