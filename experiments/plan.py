@@ -1,7 +1,7 @@
 """Says whether a config fits devices before they are rented, where the memory goes, and how fast.
 
     python -m experiments.plan --config=configs/quickstart.py --topology=v5e:2x4 --topology=h100:8
-    python -m experiments.plan --config=algorithms/grpo --shape=qwen3-8b --topology=h100:8 \
+    python -m experiments.plan --config=base --shape=qwen3-8b --topology=h100:8 \
         --config.allocation_mode='sglang:d4+fsdp:f4'
 
 An estimate by arithmetic (docs/plan.md), which needs neither jax nor torch, nor weights: of the
@@ -13,6 +13,7 @@ learner's update on tensors without data; of several topologies it prints them s
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ DOES_NOT_FIT = 2  # exit status
 def plan() -> None:
     from rljax.config import checks
 
-    config = main.config_from_flags()
+    config = planned_config()
     checks.check(config)
     if not TOPOLOGY.value:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
@@ -68,6 +69,16 @@ def plan() -> None:
         print(*side_by_side(compiled), sep="\n")
     if not fits:
         sys.exit(DOES_NOT_FIT)
+
+
+def planned_config() -> Config:
+    """Returns the config of the flags; with --shape it needs neither a model nor data. Raises UserError."""
+    config = main.config_from_flags()
+    if not SHAPE.value:
+        return config
+    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")
+    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False)
+    return dataclasses.replace(config, train_dataset=data, actor=actor)
 
 
 def _say(what: object) -> None:
@@ -103,7 +114,6 @@ def model_of(config: Config) -> ModelSpec:
     from rljax.config.registry import nearest
     from rljax.hf.init import spec_of
     from rljax.hf.shapes import SHAPES, shape_of
-    from rljax.hf.spec import ModelSpec
     from rljax.hf.tokenizer import vocabulary_of
 
     if SHAPE.value:
@@ -114,7 +124,24 @@ def model_of(config: Config) -> ModelSpec:
         return spec_of(config.actor.init, vocabulary_of(config.actor.init.tokenizer))
     if not Path(config.actor.path).is_dir():
         raise UserError(f"actor.path: no directory {config.actor.path!r} (or --shape=NAME: {', '.join(SHAPES)})")
-    return ModelSpec.from_directory(config.actor.path)
+    return shape_in(config.actor.path)
+
+
+def shape_in(directory: str) -> ModelSpec:
+    """Reads the shape of a model directory; of its files config.json alone.
+
+    Raises UserError for a family that can't be planned for, or a config.json that can't be read.
+    """
+    from rljax.hf.spec import MODEL_TYPES, ModelSpec, read_config
+
+    described = read_config(directory)
+    family = described.get("model_type")
+    if family not in MODEL_TYPES and "vision_config" not in described:
+        raise UserError(
+            f"actor.path: a plan knows the layers of {', '.join(MODEL_TYPES)} alone, not those of {family}"
+            " (--shape=NAME plans for a published model of about its size)"
+        )
+    return ModelSpec.from_directory(directory)
 
 
 if __name__ == "__main__":

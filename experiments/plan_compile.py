@@ -12,7 +12,9 @@ from rljax.chips import GIB
 from rljax.engine import find_plugin
 from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
-from rljax.planning.estimate import Plan
+from rljax.planning.changes import changed
+from rljax.planning.estimate import Plan, Request
+from rljax.planning.estimate import plan as estimate
 from rljax.planning.footprint import Footprint
 from rljax.planning.program import Program
 
@@ -77,10 +79,11 @@ def compile_plan(plan: Plan, only: str = "") -> Iterator[Checked]:
             planner = find_plugin(pool.engine).planner()
             assert planner is not None  # or there would be no plan
             usable, footprint = planner.usable(request.topology.chip), made.footprint
+            compared = _full(request) if side == "learner" else footprint
             for program in planner.programs(side, request.config, pool, request.topology, Path(directory), only):
                 some = True
                 yield Checked(
-                    request.topology.name, side, program, usable, _estimate_of(program, footprint), _to_shrink(footprint)
+                    request.topology.name, side, program, usable, _estimate_of(program, compared), _to_shrink(compared)
                 )
     if not some:
         raise UserError(f"--compile: the engines of {plan.allocation} have no programs that can be compiled without devices")
@@ -101,6 +104,18 @@ def _cell(checked: Checked) -> str:
     estimate = "" if checked.estimate is None else f" ({checked.estimate / GIB:.2f})"
     peak = "too large" if checked.program.peak is None else f"{checked.program.peak / GIB:.2f}"
     return f"{'' if checked.fits else '! '}{peak}{estimate}"
+
+
+def _full(request: Request) -> Footprint:
+    """Returns the learner's footprint for the batch that its programs are compiled for: one
+    micro-batch, a row to an episode, of which every token is trained on.
+    """
+    config = changed(request, "gconfig.n_samples", 1)
+    config = changed(dataclasses.replace(request, config=config), "train_dataset.batch_size", 1)
+    completion = config.actor.mb_spec.max_tokens_per_row - 1
+    learner = estimate(dataclasses.replace(request, config=config, prompt=1, completion=completion)).learner
+    assert learner is not None  # whose programs these are
+    return learner.footprint
 
 
 def _estimate_of(program: Program, footprint: Footprint) -> float | None:

@@ -107,6 +107,7 @@ class _Learner:
         chosen = JaxConfig.of(config).unroll
         self.unrolled = self.remat == "none" and job.chip.platform == GPU if chosen is None else chosen
         self.adapted = actor.lora.rank > 0
+        self.vocabulary = _vocabulary(spec, pool)
         self.all = elements(spec, pool)
         self.trained = _adapter_elements(config, spec, pool) if self.adapted else self.all
 
@@ -130,7 +131,7 @@ class _Learner:
         )
 
     def _moments(self) -> dict[str, dict[str, float]]:
-        whole = self.spec.vocab_size * self.spec.hidden_size / self._vocabulary
+        whole = self.spec.vocab_size * self.spec.hidden_size / self.vocabulary
         matrices = elements(self.spec, self.pool, _is_matrix)
         copied = self.size * matrices if self.size < 4 and not self.adapted else 0.0
         unembedding = 0.0 if self.size == 4 and self.pool.fsdp == 1 else self.size * whole
@@ -139,8 +140,8 @@ class _Learner:
         common = {"activations": self._kept, "gradient sums": sums}
         layer = matrices * self.pool.fsdp / self.spec.num_layers  # gathered for use
         gathered = 2 * self.size * layer if self.pool.fsdp > 1 else 0.0
-        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) * self.tokens
-        working = 0.0 if self.unrolled else working
+        working = self.size * (self._widths.everything + PASSING * self._widths.hidden) + self._normalizers
+        working = 0.0 if self.unrolled else working * self.tokens
         gradients = 0.0 if self.adapted else self.size * matrices
         return {
             "loss": without_nothing(
@@ -170,10 +171,6 @@ class _Learner:
         }
 
     @property
-    def _vocabulary(self) -> int:
-        return self.pool.tensor if self.spec.vocab_size % self.pool.tensor == 0 else 1
-
-    @property
     def _widths(self) -> Widths:
         return Widths.of(self.spec, self.pool.tensor, TILE if self.job.chip.platform == TPU else 1)
 
@@ -187,9 +184,15 @@ class _Learner:
             elements = widths.hidden + widths.products
         elif self.unrolled:  # XLA finds that what it would compute again is there
             elements = widths.everything + self._repeated
-        else:
-            elements = widths.hidden + widths.products + widths.attended
+        else:  # a loop keeps what products and attention put out, but for the last product, which the next layer takes in
+            elements = widths.products + widths.attended
+            return (self.size * elements + self._normalizers) * self.spec.num_layers * self.tokens
         return self.size * elements * self.spec.num_layers * self.tokens
+
+    @property
+    def _normalizers(self) -> float:
+        """Bytes of a token's log-sum-exps, of which splash attention fills the lanes of a TPU."""
+        return 4 * TILE * self.spec.num_heads / self.pool.tensor if self.job.chip.platform == TPU else 0.0
 
     @property
     def _repeated(self) -> float:
@@ -203,7 +206,8 @@ class _Learner:
     def _logits(self) -> float:
         chunks = max(math.ceil(self.scored / self.chunk), 1)
         rows = math.ceil(self.scored / chunks)
-        return (4 + self.size) * rows * self.spec.vocab_size / self._vocabulary
+        fused = chunks > 1 and self.job.chip.platform == TPU  # the slope, into the products that take it
+        return (4 + (0 if fused else self.size)) * rows * self.spec.vocab_size / self.vocabulary
 
 
 def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
@@ -233,17 +237,36 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
         pages = slots * columns if math.isinf(free) else min(slots * columns, int(free / (page * token)))
         pages = max(pages, columns)  # with less than one request's, a run would not start
     widths = Widths.of(spec, pool.tensor)
-    joined = size * spec.num_layers * spec.hidden_size * (widths.queries + 2 * widths.keys + 2 * widths.mlp)
     prefill = size * settings.prefill_chunk * (widths.everything + widths.hidden)
     footprint = Footprint(
         {"sampler's weights": weights, "KV cache": pages * page * token},
         {
-            "decoding": {"joined matrices": joined, "sampler's logits": 8.0 * slots * spec.vocab_size},
-            "prefill": {"joined matrices": joined, "a prefill's activations": prefill},
+            "decoding": _copied(spec, pool, size, widths) | {"sampler's logits": 8.0 * slots * spec.vocab_size},
+            "prefill": {"a prefill's activations": prefill},
             "publishing": {"weights on their way": weights},
         },
     )
     return SamplerPlan(footprint, shards, slots, float(pages * page), weights, token, DECODES)
+
+
+def _copied(spec: ModelSpec, pool: Pool, size: int, widths: Widths) -> dict[str, float]:
+    """Returns the bytes of the weights that decoding has once more, by component.
+
+    Before its loop over tokens XLA joins matrices that have their input in common, those of all
+    layers. What FSDP splits it gathers in the loop, as whole matrices are larger than their parts
+    and it moves nothing out of a loop that grows: the unembedding, with the next layer's two
+    largest matrices on their way.
+    """
+    if pool.fsdp == 1:
+        joined = widths.queries + 2 * widths.keys + 2 * widths.mlp
+        return {"joined matrices": size * spec.num_layers * spec.hidden_size * joined}
+    gathered = spec.vocab_size / _vocabulary(spec, pool) + 2 * widths.mlp
+    return {"weights gathered for use": size * spec.hidden_size * gathered}
+
+
+def _vocabulary(spec: ModelSpec, pool: Pool) -> int:
+    """Returns over how many devices of a tensor-parallel group the vocabulary is split."""
+    return pool.tensor if spec.vocab_size % pool.tensor == 0 else 1
 
 
 def _check(spec: ModelSpec, pool: Pool) -> None:

@@ -50,7 +50,13 @@ KERNELS = {
 }
 # Of the time that programs run no more is asked for: it makes next to no difference to their memory, and compiles in a tenth
 # of the time.
-QUICK = {"exec_time_optimization_effort": -1.0}
+QUICK: Mapping[str, Any] = (
+    {"optimization_level": "O1"} if jax.__version_info__ >= (0, 11) else {"exec_time_optimization_effort": -1.0}
+)
+# Answers to what libtpu else asks Google Cloud, or warns that it does not know: the machine's kind, which a topology by name
+# does not depend on.
+NO_MACHINE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1"}
+CHIP_CONFIGS = {"v4": "megacore"}  # without it libtpu takes each of a chip's two cores for a device, with half of its memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,21 +110,24 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
     Raises UserError without libtpu, or jax's CUDA plugin, or for a topology that it doesn't know.
     """
     topology = Topology.parse(name)
-    return cuda_devices(topology) if topology.chip.platform == GPU else _tpu_devices(name)
+    return cuda_devices(topology) if topology.chip.platform == GPU else _tpu_devices(topology)
 
 
-def _tpu_devices(name: str) -> Sequence[jax.Device]:
+def _tpu_devices(topology: Topology) -> Sequence[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--topology: libtpu is not installed (pip install 'rljax[tpu]')")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is taken, so others may compile too
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # or it asks Google Cloud what machine this is
+    for variable, value in NO_MACHINE.items():
+        os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
+    chip = topology.chip.name
+    config = {"chip_config_name": CHIP_CONFIGS[chip]} if chip in CHIP_CONFIGS else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **config).devices
     except jax.errors.JaxRuntimeError as error:
         reason = " ".join(str(error).splitlines()[0].split())
-        raise UserError(f"--topology={name}: {reason} (as in v5e:2x4, v5p:2x2x2, v6e:2x4, tpu7x:2x2x1)") from error
+        raise UserError(f"--topology={topology.name}: {reason} (as in v5e:2x4, v5p:2x2x2, v6e:2x4, tpu7x:2x2x1)") from error
 
 
 def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 Bytes = Mapping[str, float]  # component -> bytes per device
+PUBLISHING = "publishing"  # the moment that takes both sides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,12 @@ class Footprint:
 
 
 def together(first: Footprint, second: Footprint) -> Footprint:
-    """Returns the footprint of two sides on the same devices, whose moments may coincide."""
-    moments = {f"{a} and {b}": _sum(first.moments[a], second.moments[b]) for a in first.moments for b in second.moments}
+    """Returns the footprint of two sides on the same devices, whose moments may coincide.
+
+    Weights are handed over between two steps: PUBLISHING coincides with itself alone.
+    """
+    pairs = [(a, b) for a in first.moments for b in second.moments if (a == PUBLISHING) == (b == PUBLISHING)]
+    moments = {f"{a} and {b}" if a != b else a: _sum(first.moments[a], second.moments[b]) for a, b in pairs}
     return Footprint(_sum(first.resident, second.resident), moments)
 
 

@@ -18,7 +18,8 @@ class Widths:
     queries: float
     keys: float  # of the values as well
     mlp: float
-    attended: float  # output of the attention
+    attended: float  # output of the attention, and the queries as it reads them: an array of heads
+    seen: float  # keys as it reads them, and of the values as well
     norms: int  # RMS norms over the hidden states
     qk_norm: bool
 
@@ -41,6 +42,7 @@ class Widths:
             keys=tiled(spec.num_kv_heads * spec.head_dim / heads_split(spec, tensor)),
             mlp=tiled(spec.intermediate_size / tensor),
             attended=heads * tiled(spec.head_dim),
+            seen=spec.num_kv_heads / heads_split(spec, tensor) * tiled(spec.head_dim),
             norms=4 if spec.gemma_norms else 2,
             qk_norm=spec.qk_norm,
         )
@@ -58,7 +60,7 @@ class Widths:
         those that a norm takes in.
         """
         normed = self.queries + self.keys if self.qk_norm else 0.0
-        attention = self.queries + 2 * self.keys + self.attended
+        attention = 2 * self.attended + 2 * self.seen
         return 2 * self.norms * self.hidden + normed + attention + 3 * self.mlp
 
 

@@ -76,10 +76,11 @@ ROWS = [("actor.mb_spec.max_tokens_per_row", "4096"), ("actor.mb_spec.rows_per_m
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # two updates of Qwen3-0.6B: 100 s of CPU time
 @needs_libtpu
 def test_a_change_that_a_plan_suggests_makes_its_program_fit():
     before = plan_of("jax:f4", **TIGHT, extra=ROWS)
     assert not before.fits
-    assert not all(checked.fits for checked in compile_plan(before) if checked.name == "learner update")
+    assert [checked.fits for checked in compile_plan(before, "update")] == [False]
     change = next(change for change in changes(before) if change.plan.fits and change.key == "actor.mb_spec.rows_per_mb")
-    assert all(checked.fits for checked in compile_plan(change.plan))
+    assert [checked.fits for checked in compile_plan(change.plan, "update")] == [True]

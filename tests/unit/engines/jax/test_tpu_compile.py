@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from rljax.backends.jax.sharding import single_device_mesh
-from rljax.chips import chip_of
+from rljax.chips import Topology, chip_of
 from rljax.config.allocation import Pool
 from rljax.engines.jax import hlo, topology
 from rljax.engines.jax.learner import JaxLearner
@@ -82,15 +82,27 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
 
 
 @needs_libtpu
-def test_an_unknown_topology_is_named():
-    with pytest.raises(UserError, match=r"--topology=v99:2x2.*as in v5e:2x4"):
-        topology.topology_devices("v99:2x2")
+def test_a_topology_that_no_slice_has_is_named():
+    with pytest.raises(UserError, match=r"--topology=v5e:3x3.*as in v5e:2x4"):
+        topology.topology_devices("v5e:3x3")
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x4", "v5p:2x2x2", "v6e:4x4", "tpu7x:2x2x1"])
+def test_libtpu_knows_as_many_devices_as_the_plan_counts(name):
+    assert len(topology.topology_devices(name)) == Topology.parse(name).devices
 
 
 @needs_libtpu
 @pytest.mark.parametrize(
     "name, kind",
-    [("v5e:2x2", "TPU v5 lite"), ("v5p:2x2x1", "TPU v5"), ("v6e:2x2", "TPU v6 lite"), ("tpu7x:2x2x1", "TPU7x")],
+    [
+        ("v4:2x2x1", "TPU v4"),
+        ("v5e:2x2", "TPU v5 lite"),
+        ("v5p:2x2x1", "TPU v5"),
+        ("v6e:2x2", "TPU v6 lite"),
+        ("tpu7x:2x2x1", "TPU7x"),
+    ],
 )
 def test_the_figures_of_a_chip_are_found_by_its_kind(name, kind, model_dir):
     devices = topology.topology_devices(name)
