@@ -1,0 +1,13 @@
+"""Parts of experiments.bench.several_gpus.
+
+place.py     the machine and the settings of the measurements; programs that are started, with their logs
+cases.py     what is measured, with the cards that it takes and the time it needs
+engines.py   cases of learners, samplers and publishing, by the benchmarks beside this folder
+runs.py      cases of training runs, and of a run that moves
+faults.py    cases of runs in which something is killed or stopped
+processes.py processes of a run, and the phase that it is in
+planned.py   memory that the plan estimates for a learner
+results.py   the file of results, which a later call goes on from
+checks.py    what must hold of the results
+table.py     the results as Markdown
+"""
