@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def end(program: Program) -> None:
 
 def file_name(name: str) -> str:
     """Returns a name of a file for that of a case: "runs/jax:d2|jax:f2" -> "runs-jax-d2_jax-f2"."""
-    return name.replace("/", "-").replace(":", "-").replace("|", "_").replace(" ", "-")
+    return re.sub(r"[^A-Za-z0-9.+|]+", "-", name).replace("|", "_")
 
 
 def seconds_since(start: float) -> float:

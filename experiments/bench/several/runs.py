@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rljax.experiments.bench.several.cases import Case, cards_of
-from rljax.experiments.bench.several.place import TAIL, Failed, Place, Program, Row, wait
+from rljax.experiments.bench.several.place import TAIL, Failed, Place, Program, Row, file_name, wait
 
 MODES = (
     *("jax:d1+jax:d1", "jax:d2+jax:f2"),
@@ -60,7 +60,7 @@ def steps_of(place: Place) -> int:
 
 def fresh(place: Place, name: str) -> Path:
     """Returns an empty place for a run's directory."""
-    workdir = place.scratch / "runs" / name.replace("/", "-").replace(" ", "")
+    workdir = place.scratch / "runs" / file_name(name)
     shutil.rmtree(workdir, ignore_errors=True)
     return workdir
 

@@ -106,7 +106,6 @@ IN_TURN = """
 import sys
 from pathlib import Path
 from rljax.config.allocation import Pool
-from rljax.errors import UserError
 from rljax.experiments.bench.ranks import learner_of
 from rljax.testing.learner_contract import config_of
 from tests.unit.engines.cuda.sharded_torch_learner import batch_of
@@ -116,17 +115,12 @@ for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", fsdp=2), Pool("f
     (scratch / str(turn)).mkdir()
     with learner_of(config_of(), pool, model, scratch / str(turn)) as learner:
         print("score", learner.score(batch_of()).sum())
-        if pool.size == 1:
-            try:
-                learner_of(config_of(), Pool("fsdp", fsdp=2), model, scratch).__enter__()
-            except UserError as error:
-                print("refused", error)
 """
 
 
 @pytest.mark.slow
 def test_a_process_may_have_learners_of_several_processes_in_turn(model, tmp_path):
-    """As a notebook with two runs has. A second one with the first still open is refused."""
+    """As a notebook with several runs has."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", IN_TURN, str(model), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
@@ -135,5 +129,3 @@ def test_a_process_may_have_learners_of_several_processes_in_turn(model, tmp_pat
     scores = [float(line.split()[1]) for line in lines if line.startswith("score")]
     assert len(scores) == 4
     np.testing.assert_allclose(scores, scores[2], rtol=BOUND)
-    (refused,) = [line for line in lines if line.startswith("refused")]
-    assert "close it first" in refused
