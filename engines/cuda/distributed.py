@@ -68,7 +68,10 @@ def join(pool: Pool, timeout: float = 1800.0) -> RankMesh:
 
 
 def leave() -> None:
-    """Says that a learner that has joined is closed. The group stays, for the next one of these processes."""
+    """Says that a learner that has joined is closed.
+
+    The group stays, for the next one of these processes.
+    """
     if _group is not None:
         _group.learners -= 1
 

@@ -8,8 +8,8 @@
     python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --longest=32 --context=64
 
 As --peer, SGLang runs first, on the same card and requests, in the environment of PYTHON; with
---engine=sglang its servers are those of a run, and rljax's client deals the requests out. Prompts and
-completions have uniformly drawn lengths from --shortest to --longest, and no completion ends
+--engine=sglang its servers are those of a run, and rljax's client deals the requests out. Prompts
+and completions have uniformly drawn lengths from --shortest to --longest, and no completion ends
 earlier. Tokens and weights are random, log-probs are returned. Every run has prompts of its own, so
 that none finds another's prefix. A line of JSON per run: output tokens per second, dispatches by
 kind, peak memory in GB of 1e9 bytes, warm-up in seconds.

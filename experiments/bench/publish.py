@@ -1,7 +1,7 @@
 """A publish from a learner to a sampler: seconds, by transport.
 
 python -m experiments.bench.publish --sglang_python=PYTHON              # one GPU: directory, ipc
-python -m experiments.bench.publish --sglang_python=PYTHON --modes=sglang:d1+fsdp:d1  # two: and nccl
+python -m experiments.bench.publish --sglang_python=PYTHON --modes=sglang:d1+fsdp:d1   # two: nccl
 python -m experiments.bench.publish --sglang_python=PYTHON --modes=sglang:d2+fsdp:f2 --decoding=256
 python -m experiments.bench.publish --sglang_python=PYTHON --device=cpu --sizes=tiny
 
@@ -107,7 +107,10 @@ def where() -> str:
 
 
 def make_models(size: str, directory: Path) -> None:
-    """Writes models of other weights for servers and learner, so that a publish that does nothing is noticed."""
+    """Writes models of other weights for servers and learner.
+
+    So a publish that does nothing is noticed.
+    """
     from rljax.config.schema import ModelConfig
     from rljax.hf import init_directory
     from rljax.hf.tokenizer import build_char_tokenizer

@@ -24,7 +24,10 @@ DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype o
 
 
 def make_config(**keys: Any) -> Config:
-    """Returns the defaults with the flags, and with other keys, of the section jax where they name none."""
+    """Returns the defaults with the flags, and with other keys.
+
+    A key without a section is one of jax.
+    """
     config = base.get_config()
     config.actor.dtype = DTYPE.value
     settings = {

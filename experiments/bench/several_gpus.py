@@ -1,12 +1,12 @@
 """Both paths across the GPUs of one host: learners, samplers, runs, publishes, faults.
 
     python -m experiments.bench.several_gpus --out=OUT --model=DIR --sglang_python=PYTHON
-    python -m experiments.bench.several_gpus --out=OUT --model=DIR --part=learners --cards=2 --minutes=9
+    python -m experiments.bench.several_gpus --out=OUT --part=learners --cards=2 --minutes=9
     python -m experiments.bench.several_gpus --out=OUT --rehearse --part=learners,runs    # on a CPU
 
 The parts:
 
-    learners  a step of the same eight rows on one card and on several: loss, gradient norm, speed, memory
+    learners  a step of the same eight rows on one card and on several: loss, speed, memory
     samplers  256 and 1,024 requests of experiments.bench.decode
     runs      20 asynchronous steps of configs/smollm2_sums.py (--model) in each allocation_mode
     publish   from each learner to one, two and four servers, idle and while they decode
@@ -15,11 +15,11 @@ The parts:
 
 It says first what it will do, how long that takes by estimate, and what it leaves out for want of
 cards or of SGLang. Each result is kept in OUT/results.json as soon as it is there: the same command
-again goes on with what is missing or failed, --minutes starts no case that would end later, and
---cards leaves out what takes more. At the end, and after each part of several calls, it checks all
-results (each is equal to one card's, nothing is lost, faults end within their bounds), writes
-OUT/table.md for docs/benchmarks.md and OUT/checks.txt, and exits with status 1 if anything is wrong.
-Logs are in OUT/logs.
+again goes on with what is missing or failed. --minutes starts no case that would end later, and
+--cards leaves out what takes more. At the end it checks all results that are there (each is equal
+to one card's, nothing is lost, faults end within their bounds), writes OUT/table.md for
+docs/benchmarks.md and OUT/checks.txt, and exits with status 1 if anything is wrong. Logs are in
+OUT/logs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from absl import flags
 from rljax.chips import chip_of
 from rljax.errors import UserError
 from rljax.experiments import main
-from rljax.experiments.bench.several.cases import LARGEST, LIMIT, PARTS, Case, cases, needs_sglang
+from rljax.experiments.bench.several.case import LARGEST, LIMIT, PARTS, Case, needs_sglang
+from rljax.experiments.bench.several.cases import cases
 from rljax.experiments.bench.several.checks import Finding, check
 from rljax.experiments.bench.several.place import (
     SERVER_ARGS_ON_A_CARD,

@@ -1,7 +1,8 @@
 """Parts of experiments.bench.several_gpus.
 
-place.py     the machine and the settings of the measurements; programs that are started, with their logs
-cases.py     what is measured, with the cards that it takes and the time it needs
+place.py     the machine and the settings; programs that are started, with their logs
+case.py      one thing that is measured, with the cards that it takes and the time it needs
+cases.py     all of them
 engines.py   cases of learners, samplers and publishing, by the benchmarks beside this folder
 runs.py      cases of training runs, and of a run that moves
 faults.py    cases of runs in which something is killed or stopped

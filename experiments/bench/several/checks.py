@@ -1,4 +1,4 @@
-"""What must hold of the results: an identity, a bound of the project, or a goal."""
+"""Checks of the results: identities, bounds of the project, and goals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rljax.experiments.bench.several.cases import cards_of
+from rljax.experiments.bench.several.case import cards_of
 from rljax.experiments.bench.several.place import Row
 from rljax.shadow.differences import BOUNDS
 
@@ -41,7 +41,7 @@ def check(rows: Mapping[str, Sequence[Row]], *, rehearsed: bool) -> list[Finding
 
 
 def of_learners(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Loss and gradient norm are those of one card; speed a card and memory are as promised."""
+    """Checks loss and gradient norm against one card's, and speed and memory."""
     for row in rows:
         bounds = BOUNDS[row["dtype"]]
         first = reference(rows, row, any_engine=True)
@@ -64,7 +64,10 @@ def of_learners(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def reference(rows: Sequence[Row], row: Row, *, any_engine: bool = False) -> Row:
-    """Returns the row of the same shape or number of requests on the fewest cards, of the row's engine if there is a choice."""
+    """Returns the row on the fewest cards, of the same shape or number of requests.
+
+    It is of the same engine unless any may be.
+    """
     engine = row["mode"].partition(":")[0]
     same = [other for other in rows if all(other.get(key) == row.get(key) for key in ("shape", "requests"))]
     own = [other for other in same if any_engine or other["mode"].startswith(f"{engine}:")]
@@ -77,7 +80,7 @@ def share_of(row: Row, alone: Row) -> float:
 
 
 def of_samplers(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Every layout makes all tokens that were asked for."""
+    """Checks that every layout makes all tokens that were asked for."""
     for row in rows:
         wanted = reference(rows, row, any_engine=True)["tokens"]
         yield Finding(
@@ -86,7 +89,7 @@ def of_samplers(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def of_runs(rows: Sequence[Row]) -> Iterator[Finding]:
-    """No group is lost, no token is too old, and the curves are alike."""
+    """Checks that no group is lost, no token is too old, and the curves are alike."""
     for row in rows:
         yield from of_steps(row)
         first = rows[0]
@@ -97,7 +100,7 @@ def of_runs(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def of_steps(row: Row) -> Iterator[Finding]:
-    """Every step was made, on as many groups as it takes, with tokens that are young enough."""
+    """Checks that every step was made, on as many groups as it takes, of young enough tokens."""
     whole = row["state"] == "finished" and row["steps"] == row["asked"]
     yield Finding(row["case"], "steps", whole, f"{row['steps']} of {row['asked']}, {row['state']}")
     wanted = row["steps"] * row["batch"]
@@ -108,7 +111,7 @@ def of_steps(row: Row) -> Iterator[Finding]:
 
 
 def of_publishes(rows: Sequence[Row]) -> Iterator[Finding]:
-    """After the last publish all servers have the learner's weights."""
+    """Checks that all servers have the learner's weights after the last publish."""
     for row in rows:
         near = row["error"] * CLOSER < row["before"]
         text = f"log-probs {row['error']:.2g} nats from the learner's, {row['before']:.2g} before"
@@ -116,7 +119,7 @@ def of_publishes(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def of_faults(rows: Sequence[Row]) -> Iterator[Finding]:
-    """The run goes on, or ends and says why, within its bound; no group is dropped for it."""
+    """Checks that the run goes on, or ends and says why, within its bound, and drops no group."""
     for row in rows:
         bound = row["bound_s"] + (row["after"] * row["step_s"] if row["survived"] else 0.0)
         if row["survived"]:
@@ -133,7 +136,7 @@ def of_faults(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def of_moves(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Each path goes on with the step behind the other's last."""
+    """Checks that each path goes on with the step behind the other's last."""
     last: dict[str, int] = {}
     for row in rows:
         yield from of_steps(row)

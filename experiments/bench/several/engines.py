@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
-from rljax.experiments.bench.several.cases import Case, cards_of
+from rljax.config.allocation import parse
+from rljax.engine import find_plugin
+from rljax.experiments.bench.several.case import Case, cards_of
 from rljax.experiments.bench.several.place import Place, Row
 
 FSDP = ("fsdp:d1", "fsdp:f2", "fsdp:c2", "fsdp:f4", "fsdp:f2t2", "fsdp:f8")
@@ -77,6 +79,9 @@ def _measure_sampler(mode: str, place: Place, name: str, limit: float) -> list[R
         flags += ["--dtype=float32", f"--directory={place.scratch / 'tiny-decode'}", "--runs=1"]
     else:
         flags += ["--requests=256", "--requests=1024", "--runs=2", f"--directory={place.scratch / 'qwen3-0.6b'}"]
+        pool = parse(mode, find_plugin).sampler
+        shared = pool.data if pool is not None and engine == "jax" else 1  # a server has as many slots for itself
+        flags += [f"--slots={256 * shared}"]
     found: dict[int, Row] = {}
     for row in place.lines_of(name, "decode", flags, limit):
         found[row["requests"]] = row | {"mode": mode}  # the last run of each number: the first warms caches
@@ -85,14 +90,14 @@ def _measure_sampler(mode: str, place: Place, name: str, limit: float) -> list[R
 
 def publishes(place: Place) -> Iterator[Case]:
     """Yields publishes to idle servers and to servers that decode 256 requests."""
-    sizes = ("tiny",) if place.rehearse else ("0.6b", "1.7b")
     for mode in PUBLISHES:
-        seconds = len(sizes) * (260.0 if "sglang" in mode else 90.0)
-        yield Case("publish", mode, cards_of(mode), seconds, partial(_measure_publish, sizes, mode))
+        for size in ("tiny",) if place.rehearse else ("0.6b", "1.7b"):
+            seconds = 260.0 if "sglang" in mode else 90.0
+            yield Case("publish", f"{size} {mode}", cards_of(mode), seconds, partial(_measure_publish, size, mode))
 
 
-def _measure_publish(sizes: Sequence[str], mode: str, place: Place, name: str, limit: float) -> list[Row]:
-    flags = [f"--modes={mode}", f"--sizes={','.join(sizes)}", f"--repeats={1 if place.rehearse else 5}"]
+def _measure_publish(size: str, mode: str, place: Place, name: str, limit: float) -> list[Row]:
+    flags = [f"--modes={mode}", f"--sizes={size}", f"--repeats={1 if place.rehearse else 5}"]
     flags += _server_flags(place, "device", mode) or (["--device=cpu"] if place.rehearse else [])
     flags += ["--bucket_mb=1"] if place.rehearse else []
     rows: list[Row] = []

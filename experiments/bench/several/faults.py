@@ -19,7 +19,7 @@ from rljax.config import io
 from rljax.config.schema import Config
 from rljax.engines.http import health
 from rljax.experiments.bench.several import runs
-from rljax.experiments.bench.several.cases import Case, cards_of
+from rljax.experiments.bench.several.case import Case, cards_of
 from rljax.experiments.bench.several.place import Failed, Place, Program, Row, end, seconds_since
 from rljax.experiments.bench.several.processes import Loads, Spans, await_that, followers_of, servers_of, signal_all
 from rljax.multiprocess import follower, leader
@@ -28,6 +28,7 @@ HANG_TIMEOUT = 480.0  # seconds: recover.hang_timeout of these runs; the default
 BEFORE = 2  # steps before the fault, and after one that is survived
 AFTER = 2
 APART, SHARED = "sglang:d2+fsdp:f2", "sglang:d2|fsdp:f2"  # on four cards, and on two
+OURS = "jax:d1+fsdp:f2"  # without SGLang
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ def server(run: int) -> list[int]:
 
 
 def lost_after(config: Config) -> float:
-    """Returns seconds until a server that doesn't answer is lost, and its publish has been done without it."""
+    """Returns seconds until a silent server is lost, and a publish has been done without it."""
     return health.SILENCE * (health.CHECK_TIMEOUT + health.INTERVAL) + 3 * config.control_timeout
 
 
@@ -69,7 +70,7 @@ FAULTS = (
         survived=True,
         bound=lambda config: 3 * config.control_timeout + start_timeout(config),
     ),
-    Fault("kill -9 of a rank in an update", (SHARED, APART), "update", followers_of, signal.SIGKILL, False, rank_lost),
+    Fault("kill -9 of a rank in an update", (OURS, SHARED, APART), "update", followers_of, signal.SIGKILL, False, rank_lost),
     Fault("kill -9 of a rank in a publish", (SHARED, APART), "load", followers_of, signal.SIGKILL, False, rank_lost),
     Fault("SIGSTOP of a server in a publish", (SHARED, APART), "load", server, signal.SIGSTOP, True, lost_after),
 )

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 TAIL = 600  # characters of what a failed program said
 FORCED = "--xla_force_host_platform_device_count=8"
-SERVER_ARGS_ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none")
+SERVER_ARGS_ON_A_CARD = ("--sampling-backend", "pytorch", "--grammar-backend", "none", "--cuda-graph-max-bs-decode", "256")
 SERVER_ARGS_ON_CPU = ("--max-total-tokens", "16384")
 
 
@@ -28,9 +28,9 @@ class Failed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where and with what to measure.
+    """Place to measure in, and what with.
 
-    Example: Place(Path("out"), Path("/tmp/x"), cards=8, model=Path("models/SmolLM2-135M-Instruct"), sglang_python="python3")
+    Example: Place(Path("out"), Path("/tmp/x"), cards=8, sglang_python="/opt/sglang/bin/python")
     """
 
     out: Path  # results and logs

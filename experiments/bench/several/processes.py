@@ -99,7 +99,7 @@ class Loads:
         self._logs = logs
 
     def count(self) -> int:
-        """Returns the number of loads (buckets, directories, joined groups) that servers have answered."""
+        """Returns how many buckets, directories and joined groups servers have answered."""
         found = 0
         for log in self._logs.glob("*"):
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ FILE = "results.json"
 
 @dataclasses.dataclass
 class Result:
-    """What became of a case: rows of numbers, or why there are none."""
+    """Result of a case: rows of numbers, or why there are none."""
 
     rows: list[Row]
     seconds: float

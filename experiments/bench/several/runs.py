@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rljax.experiments.bench.several.cases import Case, cards_of
+from rljax.experiments.bench.several.case import Case, cards_of
 from rljax.experiments.bench.several.place import TAIL, Failed, Place, Program, Row, file_name, wait
 
 MODES = (
@@ -20,6 +20,7 @@ MODES = (
     *("sglang:d1+fsdp:d1", "sglang:d2+fsdp:f2", "sglang:d2|fsdp:f2", "sglang:d1+jax:d1"),
 )
 MOVE = ("sglang:d2+fsdp:f2", "jax:d2+jax:f2", "sglang:d2+fsdp:f2")
+OUR_MOVE = ("jax:d1+fsdp:f2", "jax:d1+jax:f2", "jax:d1+fsdp:f2")  # of the learner alone, without SGLang
 SMALL_MOVE = ("sglang:d1+fsdp:d1", "jax:d1+jax:d1", "sglang:d1+fsdp:d1")  # on two cards
 STEPS, REHEARSED_STEPS = 20, 4
 PHASES = ("wall", "update", "score", "pack", "advantages", "record", "publish")
@@ -34,8 +35,8 @@ def runs(place: Place) -> Iterator[Case]:
 
 def moves(place: Place) -> Iterator[Case]:
     """Yields a run that is moved to the JAX path and back, after each third of its steps."""
-    for modes in (SMALL_MOVE, MOVE):
-        yield Case("move", " > ".join(modes), max(map(cards_of, modes)), 560.0, partial(_measure_move, modes))
+    for modes in (OUR_MOVE, SMALL_MOVE, MOVE):
+        yield Case("move", " > ".join(modes), max(map(cards_of, modes)), 400.0, partial(_measure_move, modes))
 
 
 def _measure_run(mode: str, place: Place, name: str, limit: float) -> list[Row]:
@@ -99,7 +100,10 @@ def _small() -> Row:
 
 
 def _rehearsed(mode: str) -> Row:
-    """Returns keys that make a run small. Servers on the learner's devices get their weights as there."""
+    """Returns keys that make a run small.
+
+    Servers on the learner's devices get their weights by handles, as on a card.
+    """
     small = {"train_dataset.batch_size": 8, "gconfig.n_samples": 4, "reward.workers": 1, "sglang.dtype": "float32"}
     transport = "ipc" if "|" in mode else "gloo"
     return small | ({"sglang.transport": transport, "sglang.bucket_mb": 1} if "sglang" in mode and "fsdp" in mode else {})
@@ -121,7 +125,10 @@ def metrics_of(workdir: Path) -> list[Row]:
 
 
 def summary(workdir: Path, first: int = 0) -> Row:
-    """Returns what is compared of a run's steps after step `first`. Raises Failed if there are none."""
+    """Returns what is compared of a run's steps after step `first`.
+
+    Raises Failed if there are none.
+    """
     steps = [row for row in metrics_of(workdir) if row["step"] > first and "rollout/reward/avg" in row]
     if not steps:
         raise Failed(f"no step after step {first} was finished")

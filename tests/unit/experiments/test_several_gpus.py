@@ -14,7 +14,8 @@ from rljax.config.allocation import parse
 from rljax.engine import find_plugin
 from rljax.errors import UserError
 from rljax.experiments.bench.several import engines, faults, runs
-from rljax.experiments.bench.several.cases import PARTS, cards_of, cases
+from rljax.experiments.bench.several.case import PARTS, cards_of
+from rljax.experiments.bench.several.cases import cases
 from rljax.experiments.bench.several.checks import CHECKS, check
 from rljax.experiments.bench.several.place import Place
 from rljax.experiments.bench.several.processes import Spans, await_that, children, command_of
@@ -153,6 +154,7 @@ def test_every_case_has_a_name_of_its_own_and_the_parts_stand_in_order(tmp_path)
         found = cases(Place(tmp_path, tmp_path, cards=8, rehearse=rehearse))
         assert len({case.name for case in found}) == len(found) and max(case.cards for case in found) == 8
         assert list(dict.fromkeys(case.part for case in found)) == list(PARTS)
+        assert all(case.seconds < 540 for case in found)  # docs/testing.md: pieces of less than ten minutes
 
 
 def test_the_table_has_the_numbers_of_every_row_in_columns():
@@ -281,7 +283,7 @@ def test_a_rehearsal_gives_the_numbers_of_one_card_on_several(tmp_path):
         assert row["loss"] == pytest.approx(first["loss"], abs=bounds.loss * first["scale"])
     (ran,) = rows["runs/jax:d2+jax:f2"]
     assert ran["groups"] == runs.REHEARSED_STEPS * ran["batch"] and ran["lag"] <= ran["lag_bound"]
-    assert {row["transport"] for row in rows["publish/jax:d2+jax:f2"]} == {"memory", "directory"}
+    assert {row["transport"] for row in rows["publish/tiny jax:d2+jax:f2"]} == {"memory", "directory"}
     assert not [line for line in (out / "checks.txt").read_text().splitlines() if line.startswith("WRONG")]
     again = bench(out, "--rehearse", *flags, "--cards=4")
     assert again.returncode == 0 and "0 of 3 cases to do" in again.stdout
