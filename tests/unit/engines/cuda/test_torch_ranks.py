@@ -111,10 +111,10 @@ from rljax.testing.learner_contract import config_of
 from tests.unit.engines.cuda.sharded_torch_learner import batch_of
 
 model, scratch = map(Path, sys.argv[1:])
-for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", fsdp=2), Pool("fsdp"), Pool("fsdp", data=2)]):
+for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", data=2), Pool("fsdp")]):
     (scratch / str(turn)).mkdir()
     with learner_of(config_of(), pool, model, scratch / str(turn)) as learner:
-        print("score", learner.score(batch_of()).sum())
+        print("score", learner.score(batch_of()).sum(), flush=True)
 """
 
 
@@ -127,5 +127,5 @@ def test_a_process_may_have_learners_of_several_processes_in_turn(model, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     scores = [float(line.split()[1]) for line in lines if line.startswith("score")]
-    assert len(scores) == 4
-    np.testing.assert_allclose(scores, scores[2], rtol=BOUND)
+    assert len(scores) == 3
+    np.testing.assert_allclose(scores, scores[-1], rtol=BOUND)
