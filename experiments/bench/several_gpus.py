@@ -123,11 +123,12 @@ def place_of(names: Sequence[str]) -> Place:
 def machine(device: str) -> Row:
     """Returns what makes results comparable, and is said beside them."""
     versions = [f"Python {platform.python_version()}", *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)]
+    sglang = ""
     if PYTHON.value:
         from rljax.engines.http.launcher import installed_release
 
-        versions.append(f"SGLang {'.'.join(map(str, installed_release(PYTHON.value)))}")
-    return {"device": device, "rehearsed": REHEARSE.value, "versions": ", ".join(versions)}
+        sglang = ".".join(map(str, installed_release(PYTHON.value)))
+    return {"device": device, "rehearsed": REHEARSE.value, "versions": ", ".join(versions), "SGLang": sglang}
 
 
 def say_plan(place: Place, results: Results) -> list[Case]:

@@ -34,7 +34,8 @@ class Results:
         """Reads what is there.
 
         Args:
-          machine: what makes results comparable; those of another one are refused.
+          machine: what makes results comparable; those of another one are refused. A value of ""
+            is not known to this call, and the one that is there stays.
 
         Raises:
           UserError: the file can't be read, or is of another machine.
@@ -49,8 +50,9 @@ class Results:
             self.by_case = {name: Result(**fields) for name, fields in found["results"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"--out: {self._path} holds no results ({error}; remove it, or name another directory)") from None
+        self.machine = machine | {key: value for key, value in before.items() if machine.get(key) == ""}
         for key in machine:
-            if before.get(key) != machine[key]:
+            if before.get(key) not in ("", self.machine[key]):
                 raise UserError(
                     f"--out: {self._path} has results with {key} {before.get(key)!r}, and here it is {machine[key]!r}"
                     " (name another directory)"

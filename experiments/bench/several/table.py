@@ -12,7 +12,8 @@ Cells = Sequence[str]
 
 def markdown(machine: Row, rows: Mapping[str, Sequence[Row]]) -> str:
     """Returns a table for each part that has rows, below a line with machine, versions and date."""
-    where = f"{machine['device']}; {machine['versions']}; {machine['date']}"
+    sglang = f", SGLang {machine['SGLang']}" if machine["SGLang"] else ""
+    where = f"{machine['device']}; {machine['versions']}{sglang}; {machine['date']}"
     if machine["rehearsed"]:
         where += (
             ". A rehearsal on the CPU: forced devices, gloo in place of NCCL, tiny shapes; CUDA IPC and NCCL are not rehearsed"

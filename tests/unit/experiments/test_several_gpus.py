@@ -26,7 +26,7 @@ from rljax.testing.harness import make_config
 from rljax.tracing.events import Event, encode
 from tests.shared import REPOSITORY, sglang_python
 
-MACHINE = {"device": "cpu", "rehearsed": False, "versions": "torch 1"}
+MACHINE = {"device": "cpu", "rehearsed": False, "versions": "torch 1", "SGLang": ""}
 LOSS, NORM = BOUNDS["bfloat16"].loss, BOUNDS["bfloat16"].gradient
 
 
@@ -187,6 +187,10 @@ def test_results_of_another_machine_and_other_files_are_refused(tmp_path):
     Results(tmp_path, MACHINE).add("runs/a", Result([], 1.0))
     with pytest.raises(UserError, match="device 'cpu', and here it is 'H200'"):
         Results(tmp_path, MACHINE | {"device": "H200"})
+    Results(tmp_path, MACHINE | {"SGLang": "0.5.17"}).add("runs/b", Result([], 1.0))  # of the first call it was not asked
+    assert Results(tmp_path, MACHINE).machine["SGLang"] == "0.5.17"
+    with pytest.raises(UserError, match="SGLang '0.5.17'"):
+        Results(tmp_path, MACHINE | {"SGLang": "0.5.23"})
     for text in ("[]", "{", '{"machine": {}, "results": {"a": {"b": 1}}}'):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(UserError, match="holds no results"):
