@@ -18,6 +18,7 @@ from pathlib import Path
 from rljax.config import io
 from rljax.config.schema import Config
 from rljax.engines.http import health
+from rljax.engines.http.config import SglangConfig
 from rljax.experiments.bench.several import runs
 from rljax.experiments.bench.several.case import Case, cards_of
 from rljax.experiments.bench.several.place import Failed, Place, Program, Row, end, seconds_since
@@ -50,6 +51,16 @@ def server(run: int) -> list[int]:
     return found[-1] if found else []
 
 
+def rank(run: int) -> list[int]:
+    """Returns the process of the last rank of a run's learner."""
+    return followers_of(run)[-1:]
+
+
+def restarted(config: Config) -> float:
+    """Returns seconds until a publish is done without a server that died, and it has started again."""
+    return 3 * config.control_timeout + SglangConfig.of(config).start_timeout
+
+
 def lost_after(config: Config) -> float:
     """Returns seconds until a silent server is lost, and a publish has been done without it."""
     return health.SILENCE * (health.CHECK_TIMEOUT + health.INTERVAL) + 3 * config.control_timeout
@@ -68,19 +79,12 @@ FAULTS = (
         server,
         signal.SIGKILL,
         survived=True,
-        bound=lambda config: 3 * config.control_timeout + start_timeout(config),
+        bound=restarted,
     ),
-    Fault("kill -9 of a rank in an update", (OURS, SHARED, APART), "update", followers_of, signal.SIGKILL, False, rank_lost),
-    Fault("kill -9 of a rank in a publish", (SHARED, APART), "load", followers_of, signal.SIGKILL, False, rank_lost),
+    Fault("kill -9 of a rank in an update", (OURS, SHARED, APART), "update", rank, signal.SIGKILL, False, rank_lost),
+    Fault("kill -9 of a rank in a publish", (SHARED, APART), "load", rank, signal.SIGKILL, False, rank_lost),
     Fault("SIGSTOP of a server in a publish", (SHARED, APART), "load", server, signal.SIGSTOP, True, lost_after),
 )
-
-
-def start_timeout(config: Config) -> float:
-    """Returns the seconds that a server may take to start again."""
-    from rljax.engines.http.config import SglangConfig
-
-    return SglangConfig.of(config).start_timeout
 
 
 def faults(place: Place) -> Iterator[Case]:
