@@ -6,6 +6,7 @@ cases.py     all of them
 engines.py   cases of learners, samplers and publishing, by the benchmarks beside this folder
 runs.py      cases of training runs, and of a run that moves
 faults.py    cases of runs in which something is killed or stopped
+sevenths.py  a reward for rehearsals
 processes.py processes of a run, and the phase that it is in
 planned.py   memory that the plan estimates for a learner
 results.py   the file of results, which a later call goes on from

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rljax.experiments.bench.several import sevenths
 from rljax.experiments.bench.several.case import Case, cards_of
 from rljax.experiments.bench.several.place import TAIL, Failed, Place, Program, Row, file_name, wait
 
@@ -105,6 +106,7 @@ def _rehearsed(mode: str) -> Row:
     Servers on the learner's devices get their weights by handles, as on a card.
     """
     small = {"train_dataset.batch_size": 8, "gconfig.n_samples": 4, "reward.workers": 1, "sglang.dtype": "float32"}
+    small["reward.name"] = f"{sevenths.__name__}:reward"  # an untrained model answers nothing right
     transport = "ipc" if "|" in mode else "gloo"
     return small | ({"sglang.transport": transport, "sglang.bucket_mb": 1} if "sglang" in mode and "fsdp" in mode else {})
 
