@@ -42,6 +42,7 @@ MENUS = {
         "verifiers",
         "check",
         "gpu_run",
+        "several_gpus",
         "plan_compiler",
         "plan_gpu",
         "tpu_compile",

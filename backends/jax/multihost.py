@@ -21,6 +21,11 @@ Result = TypeVar("Result")
 Tree = Any  # a pytree of arrays
 Place = Callable[[Tree, Sharding], Tree]  # `put` or `describe`
 
+ONCE = "jax.processes: JAX joins a process to others once"
+NEW = "start this run in a new process"
+
+_coordinator: str | None = None  # of the processes that `join` joined
+
 
 def join(coordinator: str, size: int, rank: int, local_device: int | None = None) -> None:
     """Makes the devices of all processes known to each. Before anything else of JAX, and blocks
@@ -30,18 +35,30 @@ def join(coordinator: str, size: int, rank: int, local_device: int | None = None
       coordinator: HOST:PORT that process 0 can listen at.
       local_device: the one GPU that this process takes, where a host has several processes; None:
         all.
+
+    Raises:
+      UserError: this process has used JAX before, or joined others, who would wait for it in vain.
     """
+    global _coordinator
     if jax.distributed.is_initialized():
+        if _coordinator not in (None, coordinator):
+            raise UserError(f"{ONCE}, and this one is among others already ({NEW})")
         return
     local = coordinator.startswith("127.")  # all are on this host; JAX by itself would listen on all interfaces
-    jax.distributed.initialize(
-        coordinator,
-        num_processes=size,
-        process_id=rank,
-        local_device_ids=None if local_device is None else [local_device],
-        coordinator_bind_address=coordinator if local else None,
-        cluster_detection_method="deactivate",  # all is known; under Slurm JAX would take one device of this host alone
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes=size,
+            process_id=rank,
+            local_device_ids=None if local_device is None else [local_device],
+            coordinator_bind_address=coordinator if local else None,
+            cluster_detection_method="deactivate",  # all is known; under Slurm JAX would take one device of this host alone
+        )
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        raise UserError(f"{ONCE}, before it uses JAX ({NEW})") from error
+    _coordinator = coordinator
 
 
 def join_found() -> None:

@@ -198,7 +198,8 @@ class TorchBroadcast:
 def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
     """Runs a call that may never return in a daemon thread.
 
-    The process doesn't wait for such a thread when it exits.
+    The process doesn't wait for such a thread when it exits. An error that comes when nobody waits
+    any more is the same failure as the one that they have seen, and isn't reported again.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
@@ -214,7 +215,9 @@ def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
             future.set_result(result)
 
     threading.Thread(target=run, name=f"rljax-{call.__name__}", daemon=True).start()
-    return asyncio.wrap_future(future)
+    wrapped = asyncio.wrap_future(future)
+    wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio reports what nobody has looked at
+    return wrapped
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import socket
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rljax.backends.torch.mesh import RankMesh
+from rljax.backends.torch.mesh import RankMesh, forget
 from rljax.config.allocation import Pool
-from rljax.engine.rank import LOOPBACK
+from rljax.engine.rank import LAUNCH, LOOPBACK
 from rljax.errors import UserError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -21,12 +22,24 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's: its agent serves the
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
+@dataclasses.dataclass
+class _Group:
+    """The group that `join` made, and the learners of this process that use it."""
+
+    of: tuple[str, int]  # what identifies the start of its processes, and their number
+    learners: int = 0
+
+
+_group: _Group | None = None
+
+
 def join(pool: Pool, timeout: float = 1800.0) -> RankMesh:
     """Joins the processes of the pool and returns their mesh. Blocks until all of them have joined.
 
     A single process needs no environment. Several find each other by RANK, WORLD_SIZE, MASTER_ADDR
     and MASTER_PORT, which torchrun sets, unless torch.distributed is initialized already. On one
-    host they listen on loopback alone.
+    host they listen on loopback alone. A group of an earlier learner of this process, whose other
+    processes have ended with it, makes room for a new one.
 
     Args:
       timeout: seconds for a collective. A rank may wait that long for rank 0, which waits for
@@ -34,12 +47,42 @@ def join(pool: Pool, timeout: float = 1800.0) -> RankMesh:
 
     Raises UserError if there are not as many processes as the pool needs, or if they share GPUs.
     """
-    device = device_of(pool)
+    global _group
+    device, this = device_of(pool), (os.environ.get(LAUNCH, ""), pool.size)
+    if not dist.is_initialized():
+        _group = None
+    elif _group is not None and not _group.learners and _group.of != this:
+        _end(device)
+        _group = None
     if not dist.is_initialized():
         _initialize(pool, device, datetime.timedelta(seconds=timeout))
+        _group = _Group(this)
+    if _group is not None and _group.of != this:
+        there = f"{dist.get_world_size()}, those of another learner here (close it first)"
+        raise UserError(f"allocation_mode: {pool} needs {pool.size} processes, and there are {there}")
     if dist.get_world_size() != pool.size:
         raise UserError(f"allocation_mode: {pool} needs {pool.size} processes, and there are {dist.get_world_size()}")
+    if _group is not None:
+        _group.learners += 1
     return RankMesh.of(pool, device)
+
+
+def leave() -> None:
+    """Says that a learner that has joined is closed.
+
+    The group stays, for the next one of these processes.
+    """
+    if _group is not None:
+        _group.learners -= 1
+
+
+def _end(device: torch.device) -> None:
+    """Ends a group whose other processes are gone: over NCCL, to destroy it would wait for them."""
+    forget()
+    if device.type == "cuda":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def _initialize(pool: Pool, device: torch.device, timeout: datetime.timedelta) -> None:

@@ -285,10 +285,14 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         return result
 
     def close(self) -> None:
-        """Frees everything on the device. The process group stays."""
+        """Frees everything on the device.
+
+        The process group stays, for the next learner of the same processes.
+        """
         self._enter()
         self._await_copy()
         if self._route is not None:
             self._route.close()
         self._phases, self._teacher, self._route = Phases(), None, None
-        self.__dict__.pop("_policy", None)
+        if self.__dict__.pop("_policy", None) is not None:
+            distributed.leave()

@@ -236,6 +236,8 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
     """Returns the interpreter's arguments that start a server."""
     options: dict[str, object | None] = {
         "model-path": model_dir,
+        # By default it is the path, and SGLang refuses one with a colon, as of a run directory that is named for its mode
+        "served-model-name": str(model_dir).replace(":", "-") if ":" in str(model_dir) else None,
         "host": LOCAL,
         "port": port,
         "weight-version": 0,

@@ -1,12 +1,15 @@
-"""Tokens per second of the JAX sampler on requests of mixed lengths, compared with SGLang.
+"""Tokens per second of a sampler on requests of mixed lengths; JAX's compared with SGLang.
 
     python -m experiments.bench.decode                 # on a GPU: Qwen3-0.6B's shape, 256 requests
     python -m experiments.bench.decode --peer=sglang --peer_python=PYTHON
     python -m experiments.bench.decode --requests=256 --requests=1024    # one case after the other
+    python -m experiments.bench.decode --dims=d2       # on two GPUs
+    python -m experiments.bench.decode --engine=sglang --dims=d2 --sglang_python=PYTHON
     python -m experiments.bench.decode --shape=tiny --requests=8 --slots=8 --longest=32 --context=64
 
-SGLang runs first, on the same card and requests, in the environment of PYTHON. Prompts and
-completions have uniformly drawn lengths from --shortest to --longest, and no completion ends
+As --peer, SGLang runs first, on the same card and requests, in the environment of PYTHON; with
+--engine=sglang its servers are those of a run, and rljax's client deals the requests out. Prompts
+and completions have uniformly drawn lengths from --shortest to --longest, and no completion ends
 earlier. Tokens and weights are random, log-probs are returned. Every run has prompts of its own, so
 that none finds another's prefix. A line of JSON per run: output tokens per second, dispatches by
 kind, peak memory in GB of 1e9 bytes, warm-up in seconds.
@@ -20,15 +23,18 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
 
-from rljax.config.allocation import Pool
+from rljax.config.allocation import parse
+from rljax.engine import Sampler, find_plugin
 from rljax.errors import UserError
 from rljax.experiments import main
-from rljax.experiments.bench.sampler_config import DIRECTORY, SHAPE, SLOTS, make_config, peak_gb
+from rljax.experiments.bench.sampler_config import CONTEXT, DIRECTORY, DTYPE, SHAPE, SLOTS, make_config
 from rljax.experiments.bench.shapes import make_model
 from rljax.types import Request, SamplingParams
 
@@ -37,6 +43,11 @@ RUNS = flags.DEFINE_integer("runs", 3, "Runs per case; the first of all is not c
 SHORTEST = flags.DEFINE_integer("shortest", 100, "Fewest tokens of a prompt and of a completion.", lower_bound=1)
 LONGEST = flags.DEFINE_integer("longest", 1024, "Most tokens of a prompt and of a completion.", lower_bound=1)
 PEER = flags.DEFINE_enum("peer", "none", ["none", "sglang"], "Library to compare with.")
+ENGINE = flags.DEFINE_string("engine", "jax", "Engine of the sampler, as in allocation_mode.")
+DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
+SGLANG_PYTHON = flags.DEFINE_string("sglang_python", "", "sglang.python")
+SGLANG_DEVICE = flags.DEFINE_enum("sglang_device", "cuda", ["cuda", "cpu"], "sglang.device")
+SERVER_ARGS = flags.DEFINE_list("server_args", [], "sglang.extra_args")
 PEER_PYTHON = flags.DEFINE_string("peer_python", "python3", "The interpreter that has the peer.")
 
 Lengths = list[tuple[int, int]]  # of prompt and completion
@@ -52,29 +63,61 @@ def cases() -> list[Lengths]:
 
 
 async def ours(directory: Path, vocabulary: int) -> None:
+    plugin, pool = find_plugin(ENGINE.value), parse(f"{ENGINE.value}:{DIMS.value}", find_plugin).sampler
+    if pool is None:
+        raise UserError(f"--engine: {ENGINE.value} can't sample")
+    plugin.prepare()
+    start = time.perf_counter()
+    sampler = await asyncio.to_thread(plugin.make_sampler, make_config(**sglang_keys()), pool, directory)
+    warm_up = time.perf_counter() - start
+    try:
+        for run, lengths in [(run, lengths) for lengths in cases() for run in range(RUNS.value)]:
+            random, requests = np.random.default_rng((run, len(lengths))), []
+            for i, (prompt, completion) in enumerate(lengths):
+                ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
+                requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
+            before = programs(sampler)
+            start = time.perf_counter()
+            completions = await asyncio.gather(*map(sampler.generate, requests))
+            seconds = time.perf_counter() - start
+            tokens = sum(len(completion.token_ids) for completion in completions)
+            found = {"engine": ENGINE.value, "dims": DIMS.value, "run": run, "requests": len(requests), "tokens": tokens}
+            found |= {"s": round(seconds, 2), "tokens_per_s": round(tokens / seconds)} | programs(sampler, before)
+            peak = sampler.memory_peak
+            print(json.dumps(found | {"peak_gb": peak and round(peak / 1e9, 2), "warm_up_s": round(warm_up, 1)}), flush=True)
+    finally:
+        await sampler.close()
+
+
+def sglang_keys() -> dict[str, Any]:
+    """Returns the keys of SGLang's servers: memory, slots and context of the JAX sampler's flags."""
+    on_cpu = SGLANG_DEVICE.value == "cpu"
+    settings = {
+        "python": SGLANG_PYTHON.value,
+        "device": "cpu" if on_cpu else "",
+        "dtype": DTYPE.value,
+        "attention_backend": "torch_native" if on_cpu else "triton",
+        "mem_fraction_static": None if on_cpu else 0.6,
+        "context_length": CONTEXT.value,
+        "max_running_requests": SLOTS.value,
+        "extra_args": ("--skip-tokenizer-init", *SERVER_ARGS.value),
+    }
+    return {f"sglang.{key}": value for key, value in settings.items()}
+
+
+def programs(sampler: Sampler, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns what a JAX sampler dispatched since `before`; nothing for another."""
     from rljax.engines.jax.sampler import JaxSampler
 
-    start = time.perf_counter()
-    sampler = JaxSampler(make_config(), Pool("jax"), directory)
-    warm_up = time.perf_counter() - start
-    for run, lengths in [(run, lengths) for lengths in cases() for run in range(RUNS.value)]:
-        random, requests = np.random.default_rng((run, len(lengths))), []
-        for i, (prompt, completion) in enumerate(lengths):
-            ids = random.integers(3, vocabulary, prompt, dtype=np.int32)
-            requests.append(Request(f"{run}.{i}", ids, SamplingParams(completion), i))
-        before, waited = sampler.dispatches, sampler.stats().waited
-        start = time.perf_counter()
-        completions = await asyncio.gather(*map(sampler.generate, requests))
-        seconds = time.perf_counter() - start
-        tokens = sum(len(completion.token_ids) for completion in completions)
-        found = {"engine": "jax", "run": run, "requests": len(requests), "tokens": tokens, "s": round(seconds, 2)}
-        found["tokens_per_s"] = round(tokens / seconds)
-        found["dispatches"] = {kind: n - before.get(kind, 0) for kind, n in sampler.dispatches.items()}
-        found |= {"waited_s": round(sampler.stats().waited - waited, 2), "preemptions": sampler.stats().preemptions}
-        found |= {"peak_gb": peak_gb(), "warm_up_s": round(warm_up, 1)}
-        found["decode_attention"] = sampler.decode_attention
-        print(json.dumps(found), flush=True)
-    await sampler.close()
+    if not isinstance(sampler, JaxSampler):
+        return {}
+    then, stats = before or {"dispatches": {}, "waited_s": 0.0}, sampler.stats()
+    return {
+        "dispatches": {kind: n - then["dispatches"].get(kind, 0) for kind, n in sampler.dispatches.items()},
+        "waited_s": round(stats.waited - then["waited_s"], 2),
+        "preemptions": stats.preemptions,
+        "decode_attention": sampler.decode_attention,
+    }
 
 
 def sglang(directory: Path, vocabulary: int) -> None:

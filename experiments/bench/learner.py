@@ -2,12 +2,13 @@
 
 python -m experiments.bench.learner --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.learner --engine=jax
-torchrun --nproc-per-node 4 -m experiments.bench.learner --engine=fsdp --dims=f4 --rows=4
+python -m experiments.bench.learner --engine=fsdp --dims=f4 --rows=4    # four GPUs
 python -m experiments.bench.learner --shape=tiny --tokens=256 --segments=4 --dtype=float32
 
 Weights are random, written once to --directory. Time is the median of --repeats steps after two
 that are not timed, around finished calls, host work and metrics included. FLOPs are the model's
-(rljax/hf/flops.py), MFU is relative to the device's peak in bfloat16.
+(rljax/hf/flops.py), MFU is relative to the device's peak in bfloat16. Loss and gradient norm are
+those of the first step, whatever the dims: the weights and the rows are the same.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ import numpy as np
 from absl import flags
 
 from rljax.batching.batch import Batch
-from rljax.config.allocation import parse
 from rljax.config.io import from_dict
 from rljax.config.schema import Config
 from rljax.configs import base
-from rljax.engine import find_plugin
+from rljax.engine import allocate
 from rljax.experiments import main
+from rljax.experiments.bench.ranks import learner_of
 from rljax.experiments.bench.shapes import SHAPES, make_model
 from rljax.hf.flops import update_flops
 from rljax.metrics.throughput import peak_flops
+from rljax.objective.spec import PREFIX
 
 ENGINE = flags.DEFINE_string("engine", "fsdp", "Engine of the learner, as in allocation_mode.")
 DIMS = flags.DEFINE_string("dims", "d1", "Its dims, as in allocation_mode.")
@@ -53,6 +55,8 @@ COMPILE = flags.DEFINE_bool("compile", True, "fsdp.compile")
 SCORE = flags.DEFINE_bool("score", False, "Time the log-probs of the rows, not a step.")
 REPEATS = flags.DEFINE_integer("repeats", 10, "Timed steps.")
 PROFILE = flags.DEFINE_string("profile", "", "File for a table of two more steps, kernels by time; empty: none.")
+
+PEAK = "memory/learner_peak_bytes"
 
 
 def make_config() -> Config:
@@ -93,27 +97,36 @@ def make_batch(vocabulary: int) -> Batch:
 
 def bench() -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        spec = make_model(Path(DIRECTORY.value or temporary), SHAPE.value)
+        directory = Path(DIRECTORY.value or temporary)
+        spec = make_model(directory, SHAPE.value)
         config = make_config()
-        pool = parse(config.allocation_mode, find_plugin).learner
+        pool = allocate(config).learner
         assert pool is not None
-        learner = find_plugin(pool.engine).make_learner(config, pool, Path(DIRECTORY.value or temporary))
         batch, seconds = make_batch(spec.vocab_size), []
-        work = learner.score if SCORE.value else learner.update
-        for _ in range(2 + REPEATS.value):
-            start = time.perf_counter()
-            work(batch)  # returns when results are on the host
-            seconds.append(time.perf_counter() - start)
-        if PROFILE.value:
-            profile(pool.engine, lambda: work(batch), Path(PROFILE.value))
-        learner.close()
+        means: list[dict[str, float]] = []
+        with learner_of(config, pool, directory, Path(temporary)) as learner:
+
+            def work(batch: Batch) -> None:
+                if SCORE.value:
+                    learner.score(batch)
+                else:
+                    means.append({name: mean.value for name, mean in learner.update(batch).items()})
+
+            for _ in range(2 + REPEATS.value):
+                start = time.perf_counter()
+                work(batch)  # returns when results are on the host
+                seconds.append(time.perf_counter() - start)
+            if PROFILE.value:
+                profile(pool.engine, lambda: work(batch), Path(PROFILE.value))
+            name = device_name(pool.engine)
+            peak = means[-1][PEAK] / 1e9 if means and PEAK in means[-1] else memory(pool.engine)
     median = statistics.median(seconds[2:])
     work_flops = update_flops(spec, batch.segment_ids, int(batch.loss_mask.sum())) / (3 if SCORE.value else 1)
-    rate, name = work_flops / median / pool.size, device_name(pool.engine)
-    peak = peak_flops(name)
-    found = {
+    rate, limit = work_flops / median / pool.size, peak_flops(name)
+    line = {
         "mode": config.allocation_mode,
         "shape": SHAPE.value,
+        "dtype": DTYPE.value,
         "tokens": batch.token_ids.size,
         "what": "score" if SCORE.value else "update",
         "gradient_checkpointing": REMAT.value,
@@ -123,10 +136,13 @@ def bench() -> None:
         "first_s": round(seconds[0], 1),
         "tokens_per_s": round(batch.token_ids.size / median),
         "model_tflops_per_device": round(rate / 1e12, 2),
-        "mfu": None if peak is None else round(rate / peak, 4),
+        "mfu": None if limit is None else round(rate / limit, 4),
         "device": name,
     }
-    print(json.dumps(found | memory(pool.engine)))
+    if means:
+        line |= {"loss": means[0][f"{PREFIX}/loss"], "grad_norm": means[0][f"{PREFIX}/grad_norm"]}
+        line["scale"] = float(np.abs(batch.loss_weight * batch.advantage).sum())  # of the loss, whose terms cancel
+    print(json.dumps(line | ({} if peak is None else {"peak_gb": round(peak, 2)})))
 
 
 def profile(engine: str, work: Callable[[], object], target: Path) -> None:
@@ -167,16 +183,16 @@ def device_name(engine: str) -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def memory(engine: str) -> dict[str, float]:
-    """Returns the peak of this process's device memory in GB, if the framework knows it."""
+def memory(engine: str) -> float | None:
+    """Returns the peak of this process's device memory in GB; None if the framework doesn't know."""
     if engine == "jax":
         import jax
 
         statistics = jax.devices()[0].memory_stats() or {}
-        return {"peak_gb": round(statistics["peak_bytes_in_use"] / 1e9, 2)} if statistics else {}
+        return statistics["peak_bytes_in_use"] / 1e9 if statistics else None
     import torch
 
-    return {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)} if torch.cuda.is_available() else {}
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

@@ -23,8 +23,11 @@ ATTENTION = flags.DEFINE_string("decode_attention", "auto", "jax.decode_attentio
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Dtype of weights, computation and cache.")
 
 
-def make_config(**jax_keys: Any) -> Config:
-    """Returns the defaults with the flags, and with other keys of the section jax."""
+def make_config(**keys: Any) -> Config:
+    """Returns the defaults with the flags, and with other keys.
+
+    A key without a section is one of jax.
+    """
     config = base.get_config()
     config.actor.dtype = DTYPE.value
     settings = {
@@ -38,7 +41,8 @@ def make_config(**jax_keys: Any) -> Config:
         "decode_steps": STEPS.value,
         "decode_attention": ATTENTION.value,
     }
-    config.update_from_flattened_dict({f"jax.{key}": value for key, value in (settings | jax_keys).items()})
+    named = {key if "." in key else f"jax.{key}": value for key, value in (settings | keys).items()}
+    config.update_from_flattened_dict(named)
     return from_dict(config)
 
 

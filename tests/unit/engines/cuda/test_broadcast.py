@@ -297,3 +297,21 @@ def test_stores_listen_on_loopback_alone(monkeypatch, served):
     } - before
     assert listening and {address.ip for address in listening} == {LOOPBACK}
     del held
+
+
+def test_an_error_of_a_transfer_is_of_those_who_wait_and_reported_to_no_others():
+    """A server that dies fails the request to it first, and then the transfer that ran beside it."""
+    reported = []
+
+    def fail():
+        raise RuntimeError("connection reset")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        with pytest.raises(RuntimeError, match="connection reset"):
+            await broadcast._in_thread(fail)
+        await asyncio.wait({broadcast._in_thread(fail)})
+        gc.collect()
+
+    asyncio.run(main())
+    assert reported == []

@@ -83,3 +83,6 @@ def test_processes_that_are_not_there_are_asked_for(monkeypatch):
     distributed.join(Pool("fsdp"))
     with pytest.raises(UserError, match="needs 2 processes, and there are 1"):
         distributed.join(Pool("fsdp", fsdp=2))
+    monkeypatch.setenv("RLJAX_LAUNCH", "another start")  # whose other processes would wait for this one
+    with pytest.raises(UserError, match="needs 1 processes, and there are 1, those of another learner here"):
+        distributed.join(Pool("fsdp"))

@@ -100,3 +100,32 @@ def test_adapters_and_whole_sequences_under_two_ranks_give_the_numbers_of_one(mo
     for layout, arrays in run(2, model, tmp_path / variant, "d2", "f2", "c2", "t2").items():
         assert_same(arrays, alone)
         assert_exported(tmp_path / variant / f"export {layout}", alone)
+
+
+IN_TURN = """
+import sys
+from pathlib import Path
+from rljax.config.allocation import Pool
+from rljax.experiments.bench.ranks import learner_of
+from rljax.testing.learner_contract import config_of
+from tests.unit.engines.cuda.sharded_torch_learner import batch_of
+
+model, scratch = map(Path, sys.argv[1:])
+for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", data=2), Pool("fsdp")]):
+    (scratch / str(turn)).mkdir()
+    with learner_of(config_of(), pool, model, scratch / str(turn)) as learner:
+        print("score", learner.score(batch_of()).sum(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_may_have_learners_of_several_processes_in_turn(model, tmp_path):
+    """As a notebook with several runs has."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", IN_TURN, str(model), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    scores = [float(line.split()[1]) for line in lines if line.startswith("score")]
+    assert len(scores) == 3
+    np.testing.assert_allclose(scores, scores[-1], rtol=BOUND)

@@ -255,6 +255,12 @@ def test_the_command_says_what_the_config_says():
     )
 
 
+@pytest.mark.parametrize("directory", ["runs/sglang:d1/init", "runs/plain/init"])
+def test_no_model_has_a_name_with_a_colon_which_sglang_refuses(directory):
+    pairs = dict(itertools.pairwise(launch_command(SglangConfig(), Pool("sglang"), Path(directory), 7, (0, 5, 23))))
+    assert pairs["--model-path"] == directory and ":" not in pairs.get("--served-model-name", directory)
+
+
 def test_replicas_have_devices_of_their_own():
     settings, pool = SglangConfig(), Pool("sglang", data=2, tensor=2, first_device=1)
     assert [environment(settings, pool, i, {})["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["1,2", "3,4"]
