@@ -13,7 +13,7 @@ def test_each_fault_can_be_planted_and_its_tests_are_there():
     for fault in (*FAULTS, *EDGES):
         text = (REPOSITORY / fault.file).read_text()
         assert fault.planted(text) != text, fault
-        for test in fault.tests:
+        for test in (argument for argument in fault.tests if argument.startswith("tests/")):
             file, *names = test.split("::")
             path = REPOSITORY / file
             assert path.exists(), test
