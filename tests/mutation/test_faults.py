@@ -5,7 +5,7 @@ from tests.mutation.faults import FAULTS
 from tests.shared import REPOSITORY
 
 
-def test_each_fault_can_be_planted_and_its_tests_are_there():
+def test_each_fault_can_be_planted_and_its_tests_are_there() -> None:
     for fault in (*FAULTS, *EDGES):
         text = (REPOSITORY / fault.file).read_text()
         assert fault.planted(text) != text, fault
