@@ -87,7 +87,7 @@ def convert_smollm2(path: Path) -> Path:
     return path
 
 
-def allow_files(count):
+def allow_files(count: int) -> None:
     """Lets this process open at least `count` files, where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:

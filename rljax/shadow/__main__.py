@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,8 @@ def main() -> None:
         with np.load(place / BATCH, allow_pickle=False) as arrays:
             batch = Batch(**arrays)
         found = {name: compute(learner, place / LEARNER, batch, job["supervised"]) for name, learner in learners.items()}
-        np.savez(place / LOGP, **{name: each.logp for name, each in found.items()})
+        logps: dict[str, Any] = {name: each.logp for name, each in found.items()}
+        np.savez(place / LOGP, **logps)
         means = {name: {"loss": each.loss, "grad_norm": each.grad_norm} for name, each in found.items()}
         print(json.dumps({"right": None} | means), file=answers, flush=True)
 

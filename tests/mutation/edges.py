@@ -13,8 +13,8 @@ ENGINE = "tests/unit/engine/test_engine.py::"
 POOL = "tests/unit/rewards/test_reward_pool.py::"
 
 
-def _at(test: str, file: str, old: str, new: str) -> Fault:
-    return Fault(file, old, new, (test,))
+def _at(test: str, file: str, old: str, new: str, equivalent: str = "") -> Fault:
+    return Fault(file, old, new, (test,), equivalent)
 
 
 EDGES = (
@@ -24,7 +24,7 @@ EDGES = (
         *("engines/http/calls.py", "if remote.member is not member:", "if False:"),
     ),
     _at(
-        CLIENT + "test_checks_go_on_after_another_program_answered_one",
+        CLIENT + "test_a_fault_of_ours_in_a_check_costs_its_server_alone",
         *("engines/http/health.py", "except Exception as error:  # a fault", "except OSError as error:  # a fault"),
     ),
     _at(
@@ -38,6 +38,7 @@ EDGES = (
     _at(
         POOL + "test_a_process_that_dies_is_waited_for_not_its_pipe",
         *("rljax/rewards/process.py", "asyncio.wait({reading, exit_}, return_when", "asyncio.wait({reading}, return_when"),
+        equivalent="the guardian ends what a reward has started, and that closes the pipe too",
     ),
     _at(
         POOL + "test_an_answer_of_megabytes_is_an_error_of_that_call",

@@ -9,7 +9,7 @@ from tests.shared import REPOSITORY
 SUITES = "\n".join(path.read_text() for path in (REPOSITORY / "rljax" / "testing").rglob("*.py"))  # subclassed by tests
 
 
-def test_each_fault_can_be_planted_and_its_tests_are_there():
+def test_each_fault_can_be_planted_and_its_tests_are_there() -> None:
     for fault in (*FAULTS, *EDGES):
         text = (REPOSITORY / fault.file).read_text()
         assert fault.planted(text) != text, fault

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import subprocess
 import sys
@@ -128,6 +129,19 @@ def test_nobody_is_put_out_before_its_request_was_read(monkeypatch):
                 for client in clients:
                     client.settimeout(END)
                     assert (await asyncio.to_thread(client.recv, 4096)).endswith(b"known")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("code", "is_put_out"), [(errno.EMFILE, True), (errno.ENOBUFS, True), (errno.EPERM, False)])
+def test_the_oldest_stranger_makes_room_where_files_run_out_alone(code, is_put_out):
+    async def main():
+        async with serving() as (server, address):
+            first = await asyncio.open_connection(*address)
+            await until(lambda: server.strangers == 1)
+            await server._survive(OSError(code, "no"))
+            assert server.strangers == (0 if is_put_out else 1)
+            assert await is_closed(first) if is_put_out else await ask(first, NO_TOKEN) == b"stranger"
 
     asyncio.run(main())
 

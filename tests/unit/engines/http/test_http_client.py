@@ -577,6 +577,27 @@ async def test_checks_go_on_after_another_program_answered_one(one, two, body):
     await sampler.close()
 
 
+@with_servers(2)
+async def test_a_fault_of_ours_in_a_check_costs_its_server_alone(one, two, monkeypatch):
+    version_at, faulty = health.Watch._version_at, {one.base}
+
+    async def breaks(self, remote):
+        if remote.base in faulty:
+            raise ArithmeticError("a fault of ours")
+        return await version_at(self, remote)
+
+    monkeypatch.setattr(health.Watch, "_version_at", breaks)
+    sampler = client_of(one, two)
+    await sampler.generate(request())
+    while sampler._remotes[0].usable:
+        await asyncio.sleep(0.01)
+    is_whole(await sampler.generate(request("by the other#0")))
+    faulty.clear()
+    while not sampler._remotes[0].usable:  # it is still checked
+        await asyncio.sleep(0.01)
+    await sampler.close()
+
+
 @with_servers(1)
 async def test_the_end_of_the_watch_is_an_error_of_every_request(server, monkeypatch):
     """Without it a lost server would be waited for in silence."""
