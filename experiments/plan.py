@@ -72,7 +72,10 @@ def plan() -> None:
 
 
 def planned_config() -> Config:
-    """Returns the config of the flags; with --shape it needs no model or data. Raises UserError."""
+    """Returns the config of the flags; with --shape it needs neither a model nor data.
+
+    Raises UserError.
+    """
     config = main.config_from_flags()
     if not SHAPE.value:
         return config

@@ -1,8 +1,9 @@
 """Published figures of accelerators, one table for all: memory, speed, and the names they go by.
 
 TPUs: the pages v5e, v5p, v6e and tpu7x of https://cloud.google.com/tpu/docs, as excerpts of them
-quoted on 2026-11-28. GPUs: NVIDIA's data sheets of the product; memory as its driver reports it, a
-little less than the name says. The bandwidth of TPU7x was in none of these pages.
+quoted on 2026-11-28. GPUs: NVIDIA's data sheets of the product, whose tensor-core rates with
+sparsity are halved (L4: 242, B200: 4500); memory as its driver reports it, a little less than the
+name says. The bandwidth of TPU7x was in none of these pages.
 """
 
 from __future__ import annotations
