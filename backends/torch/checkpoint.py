@@ -65,7 +65,8 @@ def begin_save(
 ) -> BackgroundWrite:
     """Writes a checkpoint as `save` does, in a thread.
 
-    `copied` is done when the tensors may change. They are copied to the host, to pinned memory where a GPU has them, by a stream of their own.
+    `copied` is done when the tensors may change. They are copied to the host, to pinned memory
+    where a GPU has them, by a stream of their own.
 
     Args:
       tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to make.
