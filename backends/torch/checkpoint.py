@@ -63,9 +63,10 @@ def begin_save(
     rank_mesh: RankMesh,
     group: dist.ProcessGroup,
 ) -> BackgroundWrite:
-    """Writes a checkpoint as `save` does, in a thread. Once `copied`, the tensors may change.
+    """Writes a checkpoint as `save` does, in a thread.
 
-    They are copied to the host, to pinned memory where a GPU has them, by a stream of their own.
+    `copied` is done when the tensors may change. They are copied to the host, to pinned memory
+    where a GPU has them, by a stream of their own.
 
     Args:
       tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to make.

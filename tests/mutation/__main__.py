@@ -12,7 +12,7 @@ killed      a test failed
 timed out   a test ran past its limit of TEST_TIMEOUT, which ended it: the suite sees the fault
 HANGS       the tests went on past TIMEOUT: no limit of theirs ended them, and whoever runs them waits
 SURVIVED    all tests passed
-BROKEN      no test ran
+BROKEN      no test ran, or something that they need is not installed
 
 Exit status 1 if one is BROKEN, HANGS, or SURVIVED without a reason in docs/testing.md.
 """
@@ -49,14 +49,15 @@ BAD = (SURVIVED, HANGS, BROKEN)
 TEST_TIMED_OUT = 124  # exit status of a child, as of coreutils' timeout; pytest's own are below 10
 
 
-class Timeouts:
-    """Plugin of pytest that notes whether a test was ended by pytest-timeout."""
+class Reports:
+    """Plugin of pytest that notes whether a test ran, and whether one was ended by pytest-timeout."""
 
     def __init__(self) -> None:
-        self.seen = False
+        self.timed_out = self.ran = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seen |= report.failed and "from pytest-timeout" in report.longreprtext
+        self.ran |= report.when == "call" and not report.skipped
+        self.timed_out |= report.failed and "from pytest-timeout" in report.longreprtext
 
 
 def copy_checkout(target: Path) -> None:
@@ -97,9 +98,10 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
             del sys.modules[name]
         os.chdir(checkout)
         sys.path[:] = [str(checkout), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
-        timeouts = Timeouts()
-        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT}", *tests], [timeouts])
-        os._exit(TEST_TIMED_OUT if timeouts.seen else int(status))
+        reports = Reports()
+        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT}", *tests], [reports])
+        skipped = status == 0 and not reports.ran  # for something that is not installed
+        os._exit(TEST_TIMED_OUT if reports.timed_out else int(pytest.ExitCode.NO_TESTS_COLLECTED if skipped else status))
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -206,11 +206,6 @@ COMES_OUT = (
     *_seen_by(
         "out: more steps than asked, after a stop",
         f"{LOOP}::test_a_limit_on_steps_holds_where_a_run_goes_on_with_more_groups_ready",
-        (
-            "rljax/rollout/buffer.py",
-            "        if self._trained_enough:\n            return True",
-            "        if False:\n            return True",
-        ),
         ("rljax/rollout/buffer.py", "self.consumed >= self.limits.groups", "self.consumed > self.limits.groups"),
     ),
     *(

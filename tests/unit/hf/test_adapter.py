@@ -57,32 +57,77 @@ def test_the_learner_begins_with_it(written):
     np.testing.assert_allclose(np.asarray(logits), expected, atol=2e-5)
 
 
-def test_an_export_of_it_is_loaded_by_peft_with_the_same_logits(written, tmp_path):
-    """Adapter in, adapter out, and the merged model by transformers."""
+def learner_of(engine, config, model_dir):
+    from rljax.config.allocation import Pool
+
+    if engine == "fsdp":
+        from rljax.engines.cuda.learner import TorchLearner
+
+        return TorchLearner(config, Pool("fsdp"), model_dir)
+    from rljax.engines.jax.learner import JaxLearner
+
+    return JaxLearner(config, Pool("jax"), model_dir)
+
+
+def saved_by(engine, config, model_dir, directory):
+    learner = learner_of(engine, config, model_dir)
+    learner.save(directory / "learner")
+    learner.close()
+    return directory
+
+
+def logits_of(model, ids):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)).logits.float().numpy()
+
+
+ENGINES = pytest.mark.parametrize("engine", ["jax", "fsdp"])
+
+
+@ENGINES
+def test_an_export_of_it_is_loaded_by_peft_with_the_same_logits(written, tmp_path, engine):
+    """Adapter in, adapter out, and the merged model by transformers, from either engine's checkpoint."""
     import peft
     import torch
     import transformers
 
     from rljax.checkpoints import export
-    from rljax.config.allocation import Pool
-    from rljax.engines.jax.learner import JaxLearner
 
     model_dir, adapter, ids, expected = written
     config = config_with(adapter)
-    JaxLearner(config, Pool("jax"), model_dir).save(tmp_path / "4" / "learner")
-    export.export_adapter(tmp_path / "4", config, model_dir, tmp_path / "again")
-    export.export_model(tmp_path / "4", config, model_dir, tmp_path / "whole", dtype="float32")
+    checkpoint = saved_by(engine, config, model_dir, tmp_path / "4")
+    export.export_adapter(checkpoint, config, model_dir, tmp_path / "again")
+    export.export_model(checkpoint, config, model_dir, tmp_path / "whole", dtype="float32")
     ours, theirs = (load_file(directory / WEIGHTS) for directory in (tmp_path / "again", adapter))
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     load = transformers.AutoModelForCausalLM.from_pretrained
-    models = [
-        peft.PeftModel.from_pretrained(load(model_dir, dtype=torch.float32), tmp_path / "again"),
-        load(tmp_path / "whole", dtype=torch.float32),
-    ]
-    with torch.no_grad():
-        for model in models:
-            np.testing.assert_allclose(model(torch.from_numpy(ids)).logits.numpy(), expected, atol=2e-5)
+    base = load(model_dir, dtype=torch.float32)
+    for model in (peft.PeftModel.from_pretrained(base, tmp_path / "again"), load(tmp_path / "whole", dtype=torch.float32)):
+        np.testing.assert_allclose(logits_of(model, ids), expected, atol=2e-5)
+
+
+@ENGINES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_all_weights_of_a_checkpoint_are_loaded_by_transformers_rounded_once(written, tmp_path, engine, dtype):
+    """The run began with another model, of which the export has the config and the tokenizer alone."""
+    import torch
+    import transformers
+
+    from rljax.checkpoints import export
+
+    begun_with, _, ids, _ = written
+    trained = make_model(tmp_path / "trained", seed=7)
+    config = config_of(total_train_steps=4)
+    checkpoint = saved_by(engine, config, trained, tmp_path / "4")
+    export.export_model(checkpoint, config, begun_with, tmp_path / "whole", dtype=dtype)
+    load, stored = transformers.AutoModelForCausalLM.from_pretrained, getattr(torch, dtype)
+    model = load(tmp_path / "whole", dtype="auto")
+    assert model.dtype == stored
+    rounded = load(trained, dtype=stored)
+    np.testing.assert_array_equal(logits_of(model, ids), logits_of(rounded, ids))
 
 
 def test_the_torch_learner_begins_with_it(written, tmp_path):

@@ -299,11 +299,12 @@ def test_configs_are_those_that_steps_were_made_with(tmp_path):
     assert kept() == {1: 1e-3, 3: 5e-3, 0: 5e-3}
 
 
+@pytest.mark.parametrize("torn", [b'{"ste', b'{"step": 44, "x": 44}'])  # as the other lines, but for its newline
 @pytest.mark.parametrize("damage", [b"{", b"\0" * 40, b'{"step": null}'])
-def test_a_damaged_line_is_kept_and_told_and_a_torn_last_one_goes(tmp_path, damage, caplog):
+def test_a_damaged_line_is_kept_and_told_and_a_torn_last_one_goes(tmp_path, damage, torn, caplog):
     path = tmp_path / "metrics.jsonl"
     whole = [json.dumps({"step": step, "x": step}).encode() for step in range(1, 45)]
-    path.write_bytes(b"\n".join([*whole[:4], damage, *whole[5:], whole[0][:5]]))
+    path.write_bytes(b"\n".join([*whole[:4], damage, *whole[5:], torn]))
     sink = sink_of(RunDirectory(tmp_path), first_step=44)
     sink.write(44, {"y": Mean(2.0, 1)})
     sink.write(45, {"x": Mean(1.0, 1)})
