@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -142,6 +143,8 @@ async def _of_mode(mode: str, size: str, directory: Path) -> list[dict[str, Any]
         for transport in TRANSPORTS.value or possible(config, pools):
             try:
                 version = 1000 * (len(rows) + 1)
+                if rows:  # else a publish that does nothing would not be noticed
+                    await _give_back(sampler, directory / "server", version - 1)
                 rows.append(await _of_transport(transport, size, mode, directory / "learner", sampler, version))
                 print(json.dumps(rows[-1]), flush=True)
             except (UserError, RankFailed, RuntimeError, OSError) as error:
@@ -149,6 +152,18 @@ async def _of_mode(mode: str, size: str, directory: Path) -> list[dict[str, Any]
     finally:
         await sampler.close()
     return rows
+
+
+async def _give_back(sampler: Sampler, model_dir: Path, version: int) -> None:
+    """Loads the servers' own weights again."""
+    from rljax.engine import WeightsInDirectory
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="rljax-bench-") as scratch:
+        copy = Path(scratch) / str(version)  # a load may take its directory away
+        shutil.copytree(model_dir, copy)
+        await sampler.pause()
+        await sampler.load_weights(WeightsInDirectory(copy), version)
+        await sampler.resume()
 
 
 def possible(config: Config, pools: Allocation) -> list[str]:
@@ -241,13 +256,19 @@ async def decoding(sampler: Sampler, count: int) -> AsyncIterator[None]:
 
     begun: list[int] = []
     all_begun = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        clients = [group.create_task(client(index)) for index in range(count)]
-        if clients:
-            await all_begun.wait()
+    clients = [asyncio.create_task(client(index)) for index in range(count)]
+    waiting = asyncio.create_task(all_begun.wait())
+    try:
+        if clients:  # one that ends has failed
+            await asyncio.wait({waiting, *clients}, return_when=asyncio.FIRST_COMPLETED)
         yield
         for task in clients:
+            if task.done():
+                task.result()
+    finally:
+        for task in (waiting, *clients):
             task.cancel()
+        await asyncio.gather(waiting, *clients, return_exceptions=True)
 
 
 class Timed:

@@ -92,7 +92,7 @@ def of_runs(rows: Sequence[Row]) -> Iterator[Finding]:
     """Checks that no group is lost, no token is too old, and the curves are alike."""
     for row in rows:
         yield from of_steps(row)
-        first = rows[0]
+        first = min(rows, key=lambda other: cards_of(other["mode"]))
         apart = abs(row["reward_last"] - first["reward_last"])
         bound = CURVES_APART + ERRORS * math.hypot(row["reward_error"], first["reward_error"])
         text = f"{row['reward_last']:.3f} at the end against {first['reward_last']:.3f} of {first['mode']}, bound {bound:.3f}"

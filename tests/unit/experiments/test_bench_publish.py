@@ -29,10 +29,10 @@ def test_every_transport_is_timed_and_brings_the_weights(tmp_path):
 
 LEAVES = """
 import asyncio, sys
-from types import SimpleNamespace
 from absl import flags
 from rljax.experiments.bench import publish
 from rljax import engine
+from rljax.multiprocess import leader
 from rljax.errors import SamplerError, UserError
 
 class Learner:
@@ -57,9 +57,14 @@ class Sampler:
 
 tried = []
 flags.FLAGS(["publish", "--device=cpu", "--repeats=1"])
-engine.find_plugin = lambda name: SimpleNamespace(make_learner=lambda *_: Learner())
+leader.make_learner = lambda *_: Learner()
+
+async def same(*_):
+    return 0.0
+
+publish._difference = same  # neither samples nor scores
 try:
-    asyncio.run(publish._of_transport("gloo", "tiny", publish.Path("."), Sampler(), 1000))
+    asyncio.run(publish._of_transport("gloo", "tiny", "sglang:d1+fsdp:d1", publish.Path("."), Sampler(), 1000))
 except (UserError, RuntimeError) as error:
     print(error)
 """
