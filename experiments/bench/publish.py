@@ -266,7 +266,8 @@ async def decoding(sampler: Sampler, count: int) -> AsyncIterator[None]:
             if task.done():
                 task.result()
     finally:
-        for task in (waiting, *clients):
+        waiting.cancel()
+        for task in clients:
             task.cancel()
         await asyncio.gather(waiting, *clients, return_exceptions=True)
 

@@ -60,9 +60,10 @@ class Place:
 
         Raises Failed if it fails, prints none or takes longer.
         """
-        program = self.start(name, f"bench.{module}", flags)
-        code = wait(program, seconds)
-        text = self.log_of(name).read_text(errors="replace")
+        log = self.log_of(name)
+        before = log.stat().st_size if log.exists() else 0  # of earlier programs of the case
+        code = wait(self.start(name, f"bench.{module}", flags), seconds)
+        text = log.read_bytes()[before:].decode(errors="replace")
         rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"')]
         if code != 0 or not rows:
             said = "longer than its limit" if code is None else f"exit status {code}"
