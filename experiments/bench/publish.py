@@ -260,7 +260,8 @@ async def decoding(sampler: Sampler, count: int) -> AsyncIterator[None]:
     waiting = asyncio.create_task(all_begun.wait())
     try:
         if clients:  # one that ends has failed
-            await asyncio.wait({waiting, *clients}, return_when=asyncio.FIRST_COMPLETED)
+            working: set[asyncio.Task[Any]] = {waiting, *clients}
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         yield
         for task in clients:
             if task.done():

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rljax.experiments.bench.several.case import cards_of
 from rljax.experiments.bench.several.place import Row
-from rljax.shadow.differences import BOUNDS
+from rljax.shadow.differences import FLOAT32, Bounds
 
+# In bfloat16 every layer rounds in its own order, and no run in float32 is beside these: each path alone is about 2% from the
+# float32 gradient of a four-layer model.
+BOUNDS = {"float32": FLOAT32, "bfloat16": Bounds(0.25, 0.05, 0.1)}
 SHARE = 0.85  # of one card's tokens/s, on each of several
 PLAN_OFF = 0.1  # of measured memory, that the plan may be out by
 CURVES_APART = 0.1  # reward: two right runs of one config and another order of arrivals

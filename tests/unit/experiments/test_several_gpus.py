@@ -16,12 +16,11 @@ from rljax.errors import UserError
 from rljax.experiments.bench.several import engines, faults, runs
 from rljax.experiments.bench.several.case import PARTS, cards_of
 from rljax.experiments.bench.several.cases import cases
-from rljax.experiments.bench.several.checks import CHECKS, check
+from rljax.experiments.bench.several.checks import BOUNDS, CHECKS, check
 from rljax.experiments.bench.several.place import Place
 from rljax.experiments.bench.several.processes import Spans, await_that, children, command_of
 from rljax.experiments.bench.several.results import FILE, Result, Results
 from rljax.experiments.bench.several.table import TABLES, markdown
-from rljax.shadow.differences import BOUNDS
 from rljax.testing.harness import make_config
 from rljax.tracing.events import Event, encode
 from tests.shared import REPOSITORY, sglang_python
