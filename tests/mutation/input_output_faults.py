@@ -274,7 +274,7 @@ COMES_OUT = (
     ),
     *_seen_by(
         "out: no model, or another",
-        f"{UNIT}/experiments/test_evaluate.py::test_the_best_checkpoint_is_exported_as_at_the_end_of_the_run",
+        f"{UNIT}/test_evaluator.py",
         ("rljax/ending.py", "await asyncio.to_thread(self._export_best, step)", "pass"),
         ("rljax/ending.py", 'self.run.engine.learner.restore(best.path / "learner")', "pass"),
         (
