@@ -2,13 +2,14 @@
 
     python -m experiments.export --workdir=runs/quickstart --step=best --out=models/best
     python -m experiments.export --workdir=runs/quickstart --step=100 --out=models/step100
-    python -m experiments.export --workdir=runs/lora --adapter --out=models/adapter
+    python -m experiments.export --workdir=runs/lora --lora=adapter --out=models/adapter
 
 --step is a number of finished steps, newest (the default), best (by the score of its evaluation,
 docs/evaluation.md), or N-failed for the state in which a guardrail ended the run or rolled it back.
 The run directory is only read; the run may be live. The checkpoint is read on the host, and needs
-neither the devices of the run nor its optimizer's memory. With --adapter it is the factors of a
-LoRA run, in float32, as peft reads them; else they are merged in float32.
+neither the devices of the run nor its optimizer's memory. The factors of a LoRA run are merged in
+float32; --lora=adapter writes them alone, in float32, as peft reads them, and --lora=both beside
+the merged model, in its folder adapter.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ OUT = flags.DEFINE_string("out", None, "Directory to write; made where it is mis
 DTYPE = flags.DEFINE_enum(
     "dtype", None, ["float32", "bfloat16", "float16"], "Type of the stored weights; unset: the run's actor.dtype."
 )
-ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a LoRA run instead of the merged model.")
+LORA = flags.DEFINE_enum(
+    "lora",
+    "merged",
+    ["merged", "adapter", "both"],
+    "Of a LoRA run: the merged model, its adapter, or both (OUT/adapter).",
+)
 
 
 def run() -> None:
@@ -45,7 +51,7 @@ def run() -> None:
         raise UserError("--workdir: missing (the directory of a run)")
     if OUT.value is None:
         raise UserError("--out: missing (a directory for the model)")
-    if ADAPTER.value and DTYPE.value not in (None, "float32"):
+    if LORA.value == "adapter" and DTYPE.value not in (None, "float32"):
         raise UserError("--dtype: an adapter is written in float32, as it was trained")
     workdir, out = Path(WORKDIR.value), Path(OUT.value)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -53,13 +59,15 @@ def run() -> None:
     config = config_of(workdir)
     checkpoint = export.find(workdir, STEP.value)
     model_dir = prepare_model_directory(config.actor, workdir / "init", seed=config.seed)
-    if ADAPTER.value:
+    if LORA.value == "adapter":
         export.export_adapter(checkpoint.path, config, model_dir, out)
+    elif LORA.value == "both":
+        export.export_both(checkpoint.path, config, model_dir, out, dtype=DTYPE.value or config.actor.dtype)
     elif export.is_portable(checkpoint.path):
         export.export_model(checkpoint.path, config, model_dir, out, dtype=DTYPE.value or config.actor.dtype)
     else:
         _by_learner(config, checkpoint, model_dir, out)
-    if not ADAPTER.value:
+    if LORA.value != "adapter":
         write_turn_ends(out, config.gconfig.stop_token_ids)
     score = "" if checkpoint.score is None else f", score {checkpoint.score:.4g}"
     print(f"{out}: step {checkpoint.step}{score}")

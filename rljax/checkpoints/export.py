@@ -1,4 +1,4 @@
-"""Hugging Face directories from checkpoints of a run: the whole model, or the adapter alone.
+"""Hugging Face directories from checkpoints of a run: the whole model, the adapter alone, or both.
 
 No learner is made: the policy is read on the host, through the plugin of the engine that wrote the
 checkpoint.
@@ -24,6 +24,7 @@ from rljax.hf.weights import WeightReader, write_json, write_tensors
 from rljax.hf.whole_model import write_model
 
 NEWEST, BEST = "newest", "best"
+ADAPTER_FOLDER = "adapter"  # in a model directory that has both
 _FACTORS = ("lora_A.weight", "lora_B.weight")
 
 
@@ -90,8 +91,40 @@ def export_model(checkpoint: Path, config: Config, model_dir: Path, out: Path, *
     Raises:
       UserError: the checkpoint can't be read, or the directory can't be written.
     """
-    spec, reader = read_model(model_dir), None
+    _whole_or_not(out, _model_writer(checkpoint, _params(checkpoint), config, model_dir, dtype))
+
+
+def export_adapter(checkpoint: Path, config: Config, model_dir: Path, out: Path) -> None:
+    """Writes the adapter of a LoRA checkpoint in float32, as peft reads it.
+
+    Raises:
+      UserError: the run has no adapters, the checkpoint can't be read, or the directory can't be
+        written.
+    """
+    _whole_or_not(out, _adapter_writer(checkpoint, _params(checkpoint), config, model_dir))
+
+
+def export_both(checkpoint: Path, config: Config, model_dir: Path, out: Path, *, dtype: str) -> None:
+    """Writes the merged model of a LoRA checkpoint, and its adapter in the folder `adapter` of it.
+
+    Arguments and errors are those of `export_model` and `export_adapter`.
+    """
     params = _params(checkpoint)
+    write_adapter = _adapter_writer(checkpoint, params, config, model_dir)
+    write_merged = _model_writer(checkpoint, params, config, model_dir, dtype)
+
+    def write(directory: Path) -> None:
+        write_merged(directory)
+        write_adapter(directory / ADAPTER_FOLDER)
+
+    _whole_or_not(out, write)
+
+
+def _model_writer(
+    checkpoint: Path, params: dict[str, np.ndarray], config: Config, model_dir: Path, dtype: str
+) -> Callable[[Path], None]:
+    """Returns what fills a directory with the whole model."""
+    spec, reader = read_model(model_dir), None
     if _has_adapters(params):
         reader = WeightReader(model_dir)
         reader.check(spec)
@@ -112,19 +145,14 @@ def export_model(checkpoint: Path, config: Config, model_dir: Path, out: Path, *
         write_companions(directory, spec, dtype, model_dir)
         write_model(directory, spec, read, dtype, model_dir)
 
-    _whole_or_not(out, write)
+    return write
 
 
-def export_adapter(checkpoint: Path, config: Config, model_dir: Path, out: Path) -> None:
-    """Writes the adapter of a LoRA checkpoint in float32, as peft reads it.
-
-    Raises:
-      UserError: the run has no adapters, the checkpoint can't be read, or the directory can't be
-        written.
-    """
-    params, lora = _params(checkpoint), config.actor.lora
+def _adapter_writer(checkpoint: Path, params: dict[str, np.ndarray], config: Config, model_dir: Path) -> Callable[[Path], None]:
+    """Returns what fills a directory with the adapter. Raises UserError if there is none."""
+    lora = config.actor.lora
     if not _has_adapters(params):
-        raise UserError(f"--adapter: {checkpoint} has no adapters (actor.lora.rank is 0: leave --adapter out for the model)")
+        raise UserError(f"--lora: {checkpoint} has no adapters (actor.lora.rank is 0: leave --lora out for the model)")
 
     def write(directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -143,7 +171,7 @@ def export_adapter(checkpoint: Path, config: Config, model_dir: Path, out: Path)
         }
         write_json(directory / "adapter_config.json", settings)
 
-    _whole_or_not(out, write)
+    return write
 
 
 def _params(checkpoint: Path) -> dict[str, np.ndarray]:

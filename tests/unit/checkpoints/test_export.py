@@ -77,8 +77,10 @@ def test_an_adapter_is_what_has_to_be_added(tmp_path):
 
 def test_without_adapters_there_is_none_to_export(tmp_path):
     config, model_dir, _, checkpoint = trained(tmp_path)
-    with pytest.raises(UserError, match=r"--adapter: .* has no adapters"):
+    with pytest.raises(UserError, match=r"--lora: .* has no adapters"):
         export.export_adapter(checkpoint, config, model_dir, tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"--lora: .* has no adapters"):
+        export.export_both(checkpoint, config, model_dir, tmp_path / "adapter", dtype="float32")
     assert not (tmp_path / "adapter").exists()
 
 

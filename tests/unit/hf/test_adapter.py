@@ -1,6 +1,7 @@
 """A run goes on from an adapter that peft wrote: both learners give the logits of peft, and what does not fit is one line."""
 
 import json
+import zlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +84,11 @@ def logits_of(model, ids):
         return model(torch.from_numpy(ids)).logits.float().numpy()
 
 
+def hashes(directory, prefix=""):
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {prefix + str(path.relative_to(directory)): zlib.crc32(path.read_bytes()) for path in files}
+
+
 ENGINES = pytest.mark.parametrize("engine", ["jax", "fsdp"])
 
 
@@ -100,6 +106,8 @@ def test_an_export_of_it_is_loaded_by_peft_with_the_same_logits(written, tmp_pat
     checkpoint = saved_by(engine, config, model_dir, tmp_path / "4")
     export.export_adapter(checkpoint, config, model_dir, tmp_path / "again")
     export.export_model(checkpoint, config, model_dir, tmp_path / "whole", dtype="float32")
+    export.export_both(checkpoint, config, model_dir, tmp_path / "both", dtype="float32")
+    assert hashes(tmp_path / "both") == hashes(tmp_path / "whole") | hashes(tmp_path / "again", "adapter/")
     ours, theirs = (load_file(directory / WEIGHTS) for directory in (tmp_path / "again", adapter))
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
