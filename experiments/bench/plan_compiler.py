@@ -5,8 +5,9 @@
 
 Compiles the update of ten learners whose estimate is within a fifth of what their chip offers, half
 of them above it, for TPUs that are not there (the extra [tpu]; no weights). GB of 1e9 bytes per
-device. Exit status 1 if a verdict of the estimate is not the compiler's, or a peak is more than a
-tenth off.
+device; of a program that does not fit, those that the compiler's message says it would need. Exit
+status 1 if a verdict of the estimate is not the compiler's, or the estimate is more than a tenth
+off its figure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from rljax.chips import Topology
+from rljax.chips import GIB, Topology
 from rljax.config import io
 from rljax.engine import find_plugin
 from rljax.experiments import main
@@ -29,7 +30,8 @@ from rljax.hf.shapes import shape_of
 from rljax.planning.estimate import Plan, Request, plan
 
 CASE = flags.DEFINE_string("case", "", "Regular expression; cases whose lines don't begin with it are left out.")
-NEAR = 0.1  # of the compiler's peak
+NEAR = 0.1  # of the compiler's figure
+NEEDED = re.compile(r"total memory required .*?\((\d+(?:\.\d+)?)G\)")  # GiB, in the compiler's refusal; arguments included
 
 
 class Case(NamedTuple):
@@ -94,7 +96,7 @@ def compared(case: Case) -> bool:
     (group,), pool = made.groups, made.allocation.learner
     assert pool is not None
     moments = [sum(group.footprint.moments[moment].values()) for moment in MOMENTS["learner", "update"]]
-    estimate, peak, problem, seconds = group.footprint.held + max(moments), None, "", 0.0
+    estimate, peak, fits, problem, seconds = group.footprint.held + max(moments), None, False, "", 0.0
     with tempfile.TemporaryDirectory() as directory:
         write_config(Path(directory), case.shape)
         targets = learner_targets(made.request.config, pool, Path(directory), topology_devices(case.topology))
@@ -102,9 +104,10 @@ def compared(case: Case) -> bool:
         try:
             compiled = compile_target(target, QUICK)
             peak, seconds = float(compiled.peak), compiled.seconds
+            fits = peak <= group.usable
         except OutOfMemory as error:
             problem = str(error)
-    fits = peak is not None and peak <= group.usable
+            peak = float(found[1]) * GIB if (found := NEEDED.search(problem)) else None
     off = None if peak is None else estimate / peak - 1
     line = {
         "case": str(case),
