@@ -103,12 +103,17 @@ def of_runs(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def of_steps(row: Row) -> Iterator[Finding]:
-    """Checks that every step was made, on as many groups as it takes, of young enough tokens."""
+    """Checks that every step was made, on as many groups as it takes, of young enough tokens.
+
+    Each publish must have gone by the run's own transport.
+    """
     whole = row["state"] == "finished" and row["steps"] == row["asked"]
     yield Finding(row["case"], "steps", whole, f"{row['steps']} of {row['asked']}, {row['state']}")
     wanted = row["steps"] * row["batch"]
     lost = f"{row['groups']:g} of {wanted} trained on, {row['dropped']:g} dropped"
     yield Finding(row["case"], "groups", row["groups"] == wanted and not row["dropped"], lost)
+    back = row["fell_back"]
+    yield Finding(row["case"], "transport", not back, f"{back} publishes went by a directory because the run's own failed")
     young = row["lag_least"] >= 0 and row["lag"] <= row["lag_bound"]
     yield Finding(row["case"], "lag", young, f"{row['lag_least']:g} to {row['lag']:g}, bound {row['lag_bound']}")
 

@@ -26,6 +26,7 @@ SMALL_MOVE = ("sglang:d1+fsdp:d1", "jax:d1+jax:d1", "sglang:d1+fsdp:d1")  # on t
 STEPS, REHEARSED_STEPS = 20, 4
 PHASES = ("wall", "update", "score", "pack", "advantages", "record", "publish")
 LAST = 5  # steps at the end whose rewards are compared
+FELL_BACK = "now through a directory"  # what a run's log says of a publish that its own transport did not bring
 
 
 def runs(place: Place) -> Iterator[Case]:
@@ -147,6 +148,7 @@ def summary(workdir: Path, first: int = 0) -> Row:
         "groups": sum(row["rollout/groups"] for row in steps),
         "batch": batch,
         "dropped": sum(row.get("rollout/dropped", 0) for row in steps),
+        "fell_back": fell_back(workdir),
         "lag": max(row["rollout/staleness/max"] for row in steps),
         "lag_least": min(row["rollout/staleness/min"] for row in steps),
         "lag_bound": config["rollout"]["max_head_offpolicyness"],
@@ -157,6 +159,12 @@ def summary(workdir: Path, first: int = 0) -> Row:
         "median": {phase: statistics.median(row.get(f"timeperf/{phase}", 0.0) for row in late) for phase in PHASES}
         | {"wait": statistics.median(row.get("rollout/wait/learner", 0.0) for row in late)},
     }
+
+
+def fell_back(workdir: Path) -> int:
+    """Returns how many publishes went by a directory because the run's own transport failed."""
+    log = workdir / "log.txt"
+    return log.read_text(errors="replace").count(FELL_BACK) if log.exists() else 0
 
 
 def reward_error(rewards: Sequence[float], batch: int) -> float:

@@ -4,15 +4,26 @@ whole of it in small on the CPU.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import subprocess
 import sys
 
 import pytest
 
-from rljax.config.allocation import parse
-from rljax.engine import find_plugin
-from rljax.errors import UserError
+from rljax.config.allocation import Pool, parse
+from rljax.engine import (
+    Engine,
+    ExportToDirectory,
+    ExportToSampler,
+    WeightsInDirectory,
+    WeightsInMemory,
+    find_plugin,
+    private_directory,
+    remove_private,
+)
+from rljax.errors import SamplerError, UserError
 from rljax.experiments.bench.several import engines, faults, runs
 from rljax.experiments.bench.several.case import PARTS, cards_of
 from rljax.experiments.bench.several.cases import cases
@@ -48,6 +59,7 @@ def run(mode, **changes):
     row = {"case": f"runs/{mode}", "mode": mode, "state": "finished", "steps": 20, "asked": 20, "batch": 64, "groups": 1280.0}
     row |= {
         "dropped": 0,
+        "fell_back": 0,
         "lag": 2,
         "lag_least": 0,
         "lag_bound": 2,
@@ -106,6 +118,7 @@ FAULTY = [  # part, row, what is off, and which check sees it
     ("runs", 1, {"steps": 19, "groups": 19 * 64}, "steps"),
     ("runs", 1, {"groups": 1279}, "groups"),
     ("runs", 0, {"dropped": 1}, "groups"),
+    ("runs", 1, {"fell_back": 1}, "transport"),
     ("runs", 1, {"lag": 3}, "lag"),
     ("runs", 1, {"lag_least": -1}, "lag"),
     ("runs", 1, {"reward_last": 0.3}, "curves"),
@@ -228,6 +241,40 @@ def test_processes_below_a_run_are_found():
             for pid in found:
                 subprocess.run(["kill", str(pid)], check=True)
     assert children(shell.pid) == []
+
+
+class OfOneTransport:
+    """A learner, and a sampler that takes no weights from memory."""
+
+    def export(self, target):
+        if isinstance(target, ExportToDirectory):
+            target.directory.mkdir()
+            return WeightsInDirectory(target.directory)
+        return WeightsInMemory({})
+
+    async def pause(self): ...
+
+    async def resume(self): ...
+
+    async def load_weights(self, source, version):
+        if isinstance(source, WeightsInMemory):
+            raise SamplerError("the server is gone")
+
+
+@pytest.mark.parametrize(("in_memory", "found"), [(ExportToSampler("memory", Pool("jax")), 3), (None, 0)])
+def test_publishes_that_fell_back_are_counted_from_the_log(in_memory, found, tmp_path):
+    logger, handler = logging.getLogger("rljax"), logging.FileHandler(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    both = OfOneTransport()
+    publish_dir = private_directory(tmp_path, "test")
+    try:
+        for version in range(1, 4):
+            asyncio.run(Engine(both, both, in_memory, publish_dir).publish(version))
+    finally:
+        remove_private(publish_dir)
+        logger.removeHandler(handler)
+        handler.close()
+    assert runs.fell_back(tmp_path) == found and runs.fell_back(tmp_path / "nowhere") == 0
 
 
 def bench(out, *flags):
