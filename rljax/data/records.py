@@ -303,7 +303,7 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8") from None
     try:
-        record = _DECODER.decode(text)
+        record = _DECODER.decode(text.rstrip("\r\n"))  # columns are those of this line
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except _Twice as twice:

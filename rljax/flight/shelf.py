@@ -57,7 +57,7 @@ class Shelf:
 
     @property
     def held(self) -> Collection[int]:
-        """Steps of the checkpoints that kept steps are made again from; never 0, the initial model."""
+        """Steps of the checkpoints that kept steps begin from; the initial model, 0, is none."""
         with self._lock:
             return frozenset(self._with_base.keys() - {0})
 

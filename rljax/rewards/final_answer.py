@@ -15,9 +15,12 @@ thousand" are 18000, and 0.\\overline{3} is a third.
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Decimal
 from typing import NamedTuple
 
+_FULL_WIDTH = "\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH TILDE}"  # first and last, in the order of ASCII
+_ARABIC = {"\N{ARABIC DECIMAL SEPARATOR}": ".", "\N{ARABIC THOUSANDS SEPARATOR}": ","}
 _MINUS = "\N{MINUS SIGN}"  # of typeset text; a number begins with a hyphen
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "m": 6}  # powers of ten
 _DIGITS = r"(?>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
@@ -148,9 +151,23 @@ def related(latex: str) -> tuple[str, str]:
     return "", latex
 
 
+def _in_ascii(text: str) -> str:
+    """Returns text with full-width forms and the decimal digits of all scripts as ASCII."""
+    return "".join(map(_ascii_of, text))
+
+
+def _ascii_of(character: str) -> str:
+    if _FULL_WIDTH[0] <= character <= _FULL_WIDTH[1]:
+        return chr(ord(character) - ord(_FULL_WIDTH[0]) + ord("!"))
+    return str(unicodedata.decimal(character)) if character.isdecimal() else _ARABIC.get(character, character)
+
+
 def normal(text: str) -> str:
-    """Returns text with its numbers in one spelling: no thin spaces, and fractions for repetition."""
-    text = text.replace(_MINUS, "-")
+    """Returns text with its numbers in one spelling.
+
+    Digits are ASCII's, thin spaces are left out, and repeating decimals are fractions.
+    """
+    text = (text if text.isascii() else _in_ascii(text)).replace(_MINUS, "-")
     text = _GROUPS.sub(lambda match: "".join(re.findall(r"\d+", match[0])), text)
     text = _POWER_OF_TEN.sub(lambda m: _decimal(f"{m['mantissa']}e{m['braced'] or m['digit']}"), text)
     return _REPEATING.sub(_fraction, text)

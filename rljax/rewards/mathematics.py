@@ -33,7 +33,7 @@ class _Gold(NamedTuple):
 def _check(field: str) -> Any:
     def check(prompt: Prompt) -> None:
         answer = str(prompt.fields[field])
-        if amount_of(answer) is None:  # a number is mathematics
+        if amount_of(normal(answer)) is None:  # a number is mathematics
             _gold(answer)
 
     return check

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import statistics
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
-from rljax.errors import EpisodeError
+from rljax.errors import EpisodeError, Rejected
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
 from rljax.rewards.score import Rewards, Sampled, Score, reads_ids
 from rljax.sanity.findings import Finding, Severity
@@ -24,6 +25,10 @@ async def check_rewards(
 ) -> list[Finding]:
     """Scores each prompt's gold answer, that of another prompt, and an empty completion.
 
+    Answers are as they stand, or each in a box, for rewards that look for one: if more gold ones
+    pass so, and not the wrong ones too. Prompts whose gold answer is rejected are left out, for the
+    records' own check has told them.
+
     Args:
       prompts: prompts to take examples from, evenly.
       tokenizer: encodes completions for rewards that read token ids; None if there is none.
@@ -33,27 +38,68 @@ async def check_rewards(
     chosen = [prompt for prompt in evenly(prompts, SAMPLES) if isinstance(prompt.fields.get(field), str)]
     if not chosen:
         return [Finding(Severity.NOTE, PART, f"no record has a text {field!r}, so that no gold answer was scored")]
-    texts = [str(prompt.fields[field]) for prompt in chosen]
     score = functools.partial(_score, rewards, tokenizer)
-    gold, failed = await _scored(score, list(zip(chosen, texts, strict=True)))
-    if failed:
-        first = f"{len(failed)} of {len(chosen)} gold answers could not be scored; the first: {failed[0]}"
-        return [Finding(Severity.ERROR, PART, first, "the reward raises on a right answer")]
-    others = [_other(i, chosen, texts) for i in range(len(chosen))]
-    wrong, wrong_failed = await _scored(score, [(p, t) for p, t in zip(chosen, others, strict=True) if t is not None])
-    empty, empty_failed = await _scored(score, [(prompt, "") for prompt in chosen])
-    return [*_of_gold(gold, chosen, success), *_of_wrong(gold, wrong), *_of_empty(gold, empty, [*wrong_failed, *empty_failed])]
+    scored = await _in_form("", score, chosen, field)
+    if scored.passed(success) < len(chosen):
+        boxed = await _in_form("\\boxed", score, chosen, field)
+        if boxed.passed(success) > scored.passed(success) and boxed.tells_apart:
+            scored = boxed
+    if scored.failed:
+        first = f"{len(scored.failed)} of {len(chosen)} gold answers could not be scored; the first: {scored.failed[0]}"
+        return [Finding(Severity.ERROR, PART, first, "a right answer has to earn a number")]
+    if not scored.prompts:
+        return [Finding(Severity.ERROR, PART, f"all {len(chosen)} gold answers are rejected", "there is nothing to learn from")]
+    empty, empty_failed = await _scored(score, [(prompt, "") for prompt in scored.prompts])
+    failed = [*scored.wrong_failed, *empty_failed]
+    return [*_of_gold(scored, success), *_of_wrong(scored.gold, scored.wrong), *_of_empty(scored.gold, empty, failed)]
 
 
-def _of_gold(gold: Sequence[float], chosen: Sequence[Prompt], success: float) -> Iterator[Finding]:
-    low = [prompt for prompt, reward in zip(chosen, gold, strict=True) if reward < success]
-    figures = f"gold answers earn {statistics.fmean(gold):.3g} on average ({min(gold):g} to {max(gold):g}, {len(gold)} prompts)"
+@dataclasses.dataclass(frozen=True)
+class _Answers:
+    """What right and wrong answers earn in one form."""
+
+    form: str  # "" as they stand, "\\boxed" in a box
+    prompts: list[Prompt]  # those whose gold answer has a reward
+    gold: list[float]
+    failed: list[str]  # errors of gold answers, rejections left out
+    wrong: list[float]
+    wrong_failed: list[str]
+
+    def passed(self, success: float) -> int:
+        return sum(reward >= success for reward in self.gold)
+
+    @property
+    def tells_apart(self) -> bool:
+        return not self.wrong or statistics.fmean(self.wrong) < statistics.fmean(self.gold)
+
+
+async def _in_form(
+    form: str, score: Callable[[Prompt, str], Awaitable[Score]], chosen: Sequence[Prompt], field: str
+) -> _Answers:
+    texts = [str(prompt.fields[field]) for prompt in chosen]
+    if form:
+        texts = [f"{form}{{{text.strip()}}}" for text in texts]
+    results = await asyncio.gather(*(score(*pair) for pair in zip(chosen, texts, strict=True)), return_exceptions=True)
+    failed = _errors([result for result in results if not isinstance(result, Rejected)])
+    there = [(p, text, r.reward) for p, text, r in zip(chosen, texts, results, strict=True) if not isinstance(r, BaseException)]
+    kept = [text for _, text, _ in there]
+    others = [_other(i, kept) for i in range(len(there))]
+    pairs = [(prompt, other) for (prompt, _, _), other in zip(there, others, strict=True) if other is not None]
+    wrong, wrong_failed = await _scored(score, pairs)
+    return _Answers(form, [prompt for prompt, _, _ in there], [reward for _, _, reward in there], failed, wrong, wrong_failed)
+
+
+def _of_gold(scored: _Answers, success: float) -> Iterator[Finding]:
+    gold, form = scored.gold, f", each in {scored.form}{{}}," if scored.form else ""
+    low = [prompt for prompt, reward in zip(scored.prompts, gold, strict=True) if reward < success]
+    spread = f"{min(gold):g} to {max(gold):g}, {len(gold)} prompts"
+    figures = f"gold answers{form} earn {statistics.fmean(gold):.3g} on average ({spread})"
     if not low:
         yield Finding(Severity.GOOD, PART, figures)
         return
-    severity = Severity.ERROR if len(low) == len(chosen) else Severity.WARNING
+    severity = Severity.ERROR if len(low) == len(gold) else Severity.WARNING
     line = f"{figures}: {len(low)} less than evaluator.success={success:g}, as prompt {low[0].uid}"
-    yield Finding(severity, PART, line, "the gold answers are in another form than the reward reads, or success is not 1 here")
+    yield Finding(severity, PART, line, "they are in another form than the reward reads, or success is not 1 here")
 
 
 def _of_wrong(gold: Sequence[float], wrong: Sequence[float]) -> Iterator[Finding]:
@@ -81,7 +127,7 @@ def _of_empty(gold: Sequence[float], empty: Sequence[float], failed: Sequence[st
         yield Finding(Severity.WARNING, PART, line, "a policy writes such completions; score them, and low")
 
 
-def _other(index: int, chosen: Sequence[Prompt], texts: Sequence[str]) -> str | None:
+def _other(index: int, texts: Sequence[str]) -> str | None:
     """Returns a gold answer that differs from that of a prompt; None if there is none."""
     following = [*texts[index + 1 :], *texts[:index]]
     return next((text for text in following if text.strip() != texts[index].strip()), None)
@@ -100,11 +146,15 @@ async def _scored(
 ) -> tuple[list[float], list[str]]:
     """Returns the rewards of completions, and the errors of those that have none."""
     results = await asyncio.gather(*(score(*pair) for pair in pairs), return_exceptions=True)
+    return [result.reward for result in results if not isinstance(result, BaseException)], _errors(results)
+
+
+def _errors(results: Sequence[Score | BaseException]) -> list[str]:
+    """Returns the errors of episodes, a line each. Raises any other."""
     unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, EpisodeError)]
     if unexpected:
         raise unexpected[0]
-    found = [result.reward for result in results if not isinstance(result, BaseException)]
-    return found, [" ".join(str(result).split()) for result in results if isinstance(result, EpisodeError)]
+    return [" ".join(str(result).split()) for result in results if isinstance(result, EpisodeError)]
 
 
 def evenly(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

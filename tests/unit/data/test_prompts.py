@@ -201,6 +201,7 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
         ("a.csv", "x", {}, "train_dataset.path: {} is neither .jsonl nor .parquet nor .arrow"),
         ("a.parquet", "not one", {}, "{}: not a parquet file"),
         ("a.jsonl", GOOD + "\n{oops}\n", {}, "{}:3: not JSON: "),
+        ("a.jsonl", GOOD + '{"answer": \n', {}, "{}:2: not JSON: Expecting value at column 12"),
         ("a.jsonl", GOOD + "[1]\n", {}, "{}:2: a JSON list, not an object"),
         ("a.jsonl", GOOD + '{"prompt": "a", "anser": "1"}', {}, "{}:2: no field 'answer' (it has: prompt, anser)"),
         ("a.jsonl", '{"prompt": "a", "answer": NaN}', {}, "{}:1: field 'answer' is nan, not text"),

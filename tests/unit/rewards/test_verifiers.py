@@ -3,6 +3,7 @@ wrongly is known, case by case."""
 
 import pytest
 
+from rljax.errors import Rejected
 from rljax.experiments.bench import verifiers
 from rljax.experiments.bench.verifier_cases import SHAPES, boxed
 from rljax.experiments.bench.verifier_forms import FORMS
@@ -57,3 +58,22 @@ def test_the_answer_is_what_the_model_commits_to(completion, right):
 def test_of_a_worked_solution_the_gold_answer_is_what_it_ends_with(gold, right):
     prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": gold})
     assert [reward(prompt, boxed(answer)[0])["reward"] for answer in (right, "7")] == [1, 0]
+
+
+@pytest.mark.parametrize("zero", ["\N{FULLWIDTH DIGIT ZERO}", "\N{ARABIC-INDIC DIGIT ZERO}", "\N{DEVANAGARI DIGIT ZERO}"])
+def test_digits_of_all_scripts_are_digits(zero):
+    written = str.maketrans({str(digit): chr(ord(zero) + digit) for digit in range(10)})
+    for said in (lambda answer: answer, lambda answer: answer.translate(written)):
+        for gold in ("42", "1234.5", "-7/2"):
+            prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": gold.translate(written)})
+            reward.check(prompt)  # as every record is before the run
+            assert [reward(prompt, f"The answer is {said(answer)}.")["reward"] for answer in (gold, "5")] == [1, 0]
+
+
+@pytest.mark.parametrize("gold", ["\N{VULGAR FRACTION ONE HALF}", "\N{CIRCLED DIGIT FOUR}", ""])
+def test_a_record_passes_its_check_if_its_samples_are_not_rejected(gold):
+    prompt = Prompt("0/0", ({"role": "user", "content": "?"},), {"answer": gold})
+    with pytest.raises(ValueError, match="is not understood"):
+        reward.check(prompt)
+    with pytest.raises(Rejected):
+        reward(prompt, "The answer is 4.")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rljax.config.schema import Config
-from rljax.errors import RewardError, RewardTimeout, UserError
+from rljax.errors import Rejected, RewardError, RewardTimeout, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.rewards import Score
 from rljax.rollout.evaluation import Episodes, Evaluation
@@ -228,6 +228,18 @@ def test_a_reward_that_tells_right_from_wrong_has_no_fault():
 def test_planted_faults_of_rewards(rule, severity, line):
     found = [finding for finding in judged(rule) if line in finding.line]
     assert [finding.severity for finding in found] == [severity]
+
+
+def test_a_reward_that_looks_for_a_box_is_tried_with_one():
+    boxed = judged(lambda gold, said: said == rf"\boxed{{{gold}}}")
+    assert severities(boxed) == {Severity.GOOD: 2} and r"each in \boxed{}, earn 1 on average" in boxed[0].line
+
+
+def test_a_gold_answer_that_is_rejected_is_left_out_and_told_elsewhere():
+    odd = judged(lambda gold, said: Rejected("odd") if gold == "b" else said == gold)
+    assert severities(odd) == {Severity.GOOD: 2} and "3 prompts" in odd[0].line
+    (none,) = judged(lambda gold, said: Rejected("odd"))
+    assert none.severity is Severity.ERROR and "all 4 gold answers are rejected" in none.line
 
 
 def test_rewards_of_another_scale_pass_by_their_own_success():
