@@ -56,7 +56,7 @@ async def check_rewards(
 
 @dataclasses.dataclass(frozen=True)
 class _Answers:
-    """What right and wrong answers earn in one form."""
+    """Rewards of right and wrong answers in one form."""
 
     form: str  # "" as they stand, "\\boxed" in a box
     prompts: list[Prompt]  # those whose gold answer has a reward
