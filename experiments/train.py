@@ -86,6 +86,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     # --------------------------------------------------------------------------------------------------------------------
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
+    from rljax.checkpoints.recovery import require_checkpoints
     from rljax.process.watchdog import Watchdog
     from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
@@ -97,6 +98,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
         Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog,
     ):
         directory.begin(config)
+        require_checkpoints(directory.path, directory.read_status().step)
         context.read(directory.path)  # refuses a damaged one now, before minutes of work
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,19 +26,32 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RLJAX_TOKEN"
 TOLD = json_fields.fields({"address": json_fields.TEXT, "token": json_fields.TEXT})  # of workers.json
+LOST = os.EX_TEMPFAIL  # exit status of a run's own worker that lost the run; 1 would be bad input, which ends the run
 OWN_SAMPLER = ("allocation_mode", "rollout.addr")  # keys that name the sampler of this worker
 
 
 def attach(address: str, *, room: int | None, patience: float, name: str, parent: int | None) -> None:
-    """Works until the run ends. Raises UserError."""
+    """Works until the run ends.
+
+    A worker that the run started exits with LOST where the connection is lost, and the run starts
+    another.
+
+    Raises UserError.
+    """
     from rljax.process.parent import die_with
-    from rljax.workers.client import work
+    from rljax.workers.client import TrainerGone, work
 
     if parent is not None:
         die_with(parent)
         patience = 0.0  # the run restarts its own workers
     own = any(key in OWN_SAMPLER for key, _ in main.overrides_from_flags())
-    asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
+    try:
+        asyncio.run(work(lambda: _find_trainer(address), _parts, own_sampler=own, name=name, capacity=room, patience=patience))
+    except TrainerGone as error:
+        if parent is None:
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(LOST)
 
 
 def _find_trainer(address: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,32 @@ from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.journal import Journals, Record, read_entries, write_entries
 
 log = logging.getLogger(__name__)
+
+
+def require_checkpoints(workdir: Path, step: int) -> None:
+    """Checks that a run which goes on has not lost its checkpoints: none starts over unasked.
+
+    A run that was killed before its first save does: one line says which steps are done again.
+
+    Args:
+      step: finished steps of the run in `workdir`; 0 of a new one.
+
+    Raises:
+      UserError: the run had saved a checkpoint and there is none, or `checkpoints` is no directory.
+    """
+    directory = workdir / "checkpoints"
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise UserError(f"checkpoints: {directory} is no directory (move it away, and put the run's checkpoints there)")
+    if Checkpoints(directory, 1).steps():
+        return
+    saved = Journals(workdir / "journal").saved()
+    if saved is not None:
+        raise UserError(
+            f"checkpoints: none in {directory}, though the run saved one at step {saved} (put it back; another --workdir,"
+            f" or this one without its files, to start over)"
+        )
+    if step:
+        log.warning("no checkpoint had been saved yet: steps 1-%d are done again", step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +273,7 @@ class Recovery:
         if self.checkpoints.steps():
             reason = f": {first_error}" if first_error else ""
             raise UserError(
-                f"checkpoints: none of those in {self.workdir / 'checkpoints'} loads{reason} (delete them to start over)"
+                f"checkpoints: none of those in {self.workdir / 'checkpoints'} loads{reason} (another --workdir to start over)"
             ) from first_error
         return None
 

@@ -334,6 +334,14 @@ class Journals:
             if path.name not in names:
                 path.unlink()
 
+    def saved(self) -> int | None:
+        """Returns the step of the newest checkpoint known to have been whole; None without one.
+
+        The journal of a new run's beginning is there until the first checkpoint is.
+        """
+        steps = {int(path.stem) for path in self._directory.glob("*.journal") if path.stem.isdigit()}
+        return None if 0 in steps else max(steps, default=None)
+
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1][0].close()

@@ -18,6 +18,8 @@ from rljax.metrics.mean import Mean
 from rljax.shadow.differences import Computed, compare
 from rljax.shadow.process import LEARNER, Answer, ShadowProcess
 
+MOST_DROPPED = 10  # batches in a row that are dropped before it is told
+
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +48,8 @@ class ShadowedLearner:
     The first optimizer step of every `parity.shadow_every`-th batch is handed over, in a supervised
     warm-up too: the learner's state before it, in a checkpoint, and the batch. The run waits for
     that checkpoint and a score, and for nothing else: while the shadow is at work, batches are not
-    handed over but counted (`parity/dropped`). Differences come with the metrics of the next
+    handed over but counted (`parity/dropped`), and told once there are MOST_DROPPED in a row. The
+    end of the run tells how many were compared. Differences come with the metrics of the next
     update. When the shadow fails the run goes on without one.
 
     A learner of several processes saves and scores in all of them; this is about the leader's.
@@ -59,6 +62,8 @@ class ShadowedLearner:
         self._every = {True: every, False: every * config.actor.ppo_n_minibatches}
         self._updates = {True: 0, False: 0}  # so far, by whether they were supervised
         self._given: tuple[Batch, Computed] | None = None
+        self._due = self._compared = 0  # batches
+        self._dropped = 0  # in a row
 
     def __getattr__(self, name: str) -> Any:
         """Everything that isn't about the shadow is the learner's own."""
@@ -73,6 +78,9 @@ class ShadowedLearner:
     def close(self) -> None:
         if self._shadow is not None:
             self._shadow.close()
+        if self._due:
+            level = logging.INFO if self._compared else logging.WARNING
+            log.log(level, "parity: the shadow compared %d of %d batches that came due", self._compared, self._due)
         self._learner.close()
 
     def _step(self, update: Callable[[Batch], dict[str, Mean]], batch: Batch, *, supervised: bool) -> dict[str, Mean]:
@@ -81,8 +89,11 @@ class ShadowedLearner:
         self._updates[supervised] += 1
         if not due or self._shadow is None:
             return update(batch) | metrics
+        self._due += 1
         if self._shadow.busy:
+            self._drop(self._shadow)
             return update(batch) | metrics | {"parity/dropped": Mean(1, 1)}
+        self._dropped = 0
         began = time.perf_counter()
         try:
             self._shadow.place.mkdir()
@@ -112,7 +123,19 @@ class ShadowedLearner:
         if answer is None:
             return {}
         (batch, ours), self._given = self._given, None
+        self._compared += 1
         return compare(batch, self._config.actor.dtype, ours, answer.theirs, answer.right)
+
+    def _drop(self, shadow: ShadowProcess) -> None:
+        """Counts a batch that is not handed over, and says once that there were many in a row."""
+        self._dropped += 1
+        if self._dropped == MOST_DROPPED:
+            log.warning(
+                "parity: the shadow has not answered while %d more batches came due (parity.shadow_every: a larger one"
+                " leaves it the time; its words are in %s)",
+                MOST_DROPPED,
+                shadow.log,
+            )
 
     def _give_up(self, error: Exception) -> None:
         assert self._shadow is not None

@@ -130,10 +130,11 @@ class RunDirectory:
     def fail(self, error: str) -> None:
         """Marks the run as failed, at the step of status.json.
 
-        A run that has ended by itself stays so: the failed command did not change it.
+        A run that has ended by itself stays so where `begin` refused the command, which is then
+        none of that run's.
         """
         status = self.read_status()
-        if status.has_ended:
+        if status.has_ended and self.configs is None:
             return
         self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
 

@@ -61,6 +61,10 @@ model (None unless the worker has a sampler of its own), and the trainer's sampl
 """
 
 
+class TrainerGone(UserError):
+    """No trainer answers, or the connection to it was lost, for longer than the patience."""
+
+
 class NoTrainer(Exception):
     """No run to attach to yet. Its message is one line."""
 
@@ -87,7 +91,8 @@ async def work(
         back.
 
     Raises:
-      UserError: there is no trainer, or it refuses the worker.
+      TrainerGone: there is no trainer, or the connection to it was lost.
+      UserError: it refuses the worker, or the worker can't build its parts.
     """
     hello = {
         "protocol": PROTOCOL,
@@ -114,7 +119,7 @@ async def work(
             raise UserError(f"--attach: refused: {refusal}") from None
         except (PeerError, HandshakeError, OSError, NoTrainer) as error:
             if time.monotonic() - last_seen >= patience:
-                raise UserError(f"--attach: {_describe(error, address)}") from None
+                raise TrainerGone(f"--attach: {_describe(error, address)}") from None
             if attempt == 0:
                 log.warning("no trainer: %s; looking for one for %g s", _describe(error, address), patience)
             attempt += 1

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 class WorkerProcesses:
     """Keeps `count` processes of one command running, with `--attach=HOST:PORT` added.
 
+    One that ends with status 1 and a line `error: ...` has bad input, and isn't started again.
+
     Their output goes to files in `logs`.
 
     Example:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rljax import loop, reporting
+from rljax.checkpoints.recovery import require_checkpoints
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import IncompleteRun, RewardTimeout, TooManyFailures, UserError
@@ -629,6 +630,26 @@ def test_a_run_never_starts_over_by_itself_where_no_checkpoint_loads(tmp_path):
         loop.train(make_run(tmp_path, {}))
     with pytest.raises(UserError, match=r"recover\.mode: fresh"):
         loop.train(make_run(tmp_path, {"recover.mode": "fresh"}))
+
+
+def test_a_run_that_lost_its_checkpoints_is_refused_and_one_that_had_saved_none_starts_over(tmp_path, caplog):
+    lost, unsaved, new = tmp_path / "lost", tmp_path / "unsaved", tmp_path / "new"
+    for path, every in ((lost, 2), (unsaved, 8)):
+        with pytest.raises(Killed):
+            loop.train(make_run(path, {"saver.freq_steps": every, "total_train_epochs": 4}, sink=Sinks(at=5, act=_kill)))
+        if every == 2:
+            require_checkpoints(path, 5)
+    shutil.rmtree(lost / "checkpoints")
+    with pytest.raises(UserError, match=r"checkpoints: none in .*saved one at step 4 .*--workdir"):
+        require_checkpoints(lost, 5)
+    assert not (unsaved / "checkpoints" / "8").exists()
+    require_checkpoints(new, 0)
+    assert not caplog.messages or "done again" not in caplog.text
+    require_checkpoints(unsaved, 5)
+    assert caplog.messages[-1] == "no checkpoint had been saved yet: steps 1-5 are done again"
+    (lost / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="is no directory"):
+        require_checkpoints(lost, 5)
 
 
 def test_a_finished_run_that_is_run_again_does_nothing(tmp_path):

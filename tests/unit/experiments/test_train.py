@@ -109,9 +109,11 @@ def test_a_run_says_what_it_is_and_a_start_that_fails_changes_no_record(uninterr
     shutil.copytree(uninterrupted, again)
     code, _, err = train(again, SYNCHRONOUS, "--config.reward.name=no_such_module:f", "--config.total_train_steps=40")
     assert code == 1 and "no_such_module" in err
-    for name in ("config.json", "metrics.jsonl", "configs/1.json", "status.json"):
+    for name in ("config.json", "metrics.jsonl", "configs/1.json"):
         assert (again / name).read_text() == (uninterrupted / name).read_text(), name
     assert [path.name for path in (again / "configs").iterdir()] == ["1.json"]
+    status = json.loads((again / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("failed", 34) and "no_such_module" in status["error"]
     assert "no_such_module" in (again / "log.txt").read_text().splitlines()[-1]
 
 

@@ -17,7 +17,7 @@ from rljax.metrics.guardrails import Guardrails
 from rljax.metrics.mean import Mean
 from rljax.shadow import process, shadowed
 from rljax.shadow.differences import FACTOR, FLOAT32, Computed, compare, of_rounding
-from rljax.shadow.learner import ShadowedLearner
+from rljax.shadow.learner import MOST_DROPPED, ShadowedLearner
 from rljax.shadow.process import Answer
 from rljax.testing.harness import make_config
 from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
@@ -128,6 +128,42 @@ def test_the_first_step_of_every_second_batch_is_handed_over_in_each_phase(loss,
     steps = [*supervised, *updates]
     assert [i for i, means in enumerate(steps) if "timeperf/shadow" in means] == [0, 2, 4, 8][: len(given)]
     assert [i for i, means in enumerate(steps) if "parity/excess" in means] == [1, 3, 5, 9][: len(given)]  # at the next one
+
+
+class Silent(Quick):
+    """A shadow's process that answers when it is told to."""
+
+    log, answers = "log.txt", False
+
+    @property
+    def busy(self):
+        return self.place.exists()
+
+    def take(self):
+        return super().take() if self.answers else None
+
+    def close(self):
+        pass
+
+
+def test_a_shadow_that_does_not_answer_is_told_of_once_a_wait_and_the_end_counts(tmp_path, caplog):
+    caplog.set_level("INFO")
+    config = make_config({"parity.shadow_every": 1})
+    fake_model.make_model(tmp_path / "model", VOCABULARY)
+    batch = batch_of()
+    shadow = Silent(tmp_path / "job", batch)
+    learner = ShadowedLearner(config, FakeLearner(config, tmp_path / "model"), shadow)
+    said = lambda: [r.levelname for r in caplog.records if "has not answered" in r.getMessage()]  # noqa: E731
+    for _ in range(MOST_DROPPED):  # the first is handed over
+        learner.update(batch)
+    assert not said()
+    for _ in range(2 * MOST_DROPPED):
+        learner.update(batch)
+    assert said() == ["WARNING"]
+    shadow.answers = True
+    learner.update(batch)
+    learner.close()
+    assert caplog.messages[-1] == f"parity: the shadow compared 1 of {3 * MOST_DROPPED + 1} batches that came due"
 
 
 def test_a_shadow_has_no_rank_and_leaves_room_on_shared_devices(monkeypatch):

@@ -199,6 +199,16 @@ def test_a_command_that_is_refused_leaves_a_finished_run_finished(tmp_path):
     assert run.read_status().state is RunState.FAILED
 
 
+def test_a_start_that_fails_in_a_finished_run_has_failed(tmp_path):
+    """The command was one of that run's, so that its exit status and status.json say the same."""
+    run = RunDirectory(tmp_path)
+    done = Status(RunState.FINISHED, step=10, version=10, total_steps=10)
+    run.write_status(done)
+    run.begin(config_io.resolve(config_io.from_dict(base.get_config())))
+    run.fail("checkpoints: none of those loads")
+    assert run.read_status() == dataclasses.replace(done, state=RunState.FAILED, error="checkpoints: none of those loads")
+
+
 def test_a_run_that_is_killed_before_its_first_step_is_known_to_have_been(tmp_path):
     """Its status names its process from the first; that of a run which went on is left to its end."""
     config = config_io.resolve(config_io.from_dict(base.get_config()))

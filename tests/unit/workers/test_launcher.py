@@ -46,6 +46,16 @@ def test_bad_input_is_the_runs_error_at_once(tmp_path):
     assert isinstance(error, UserError) and str(error) == "rollout.workflow: no such module"
 
 
+def test_a_worker_that_lost_the_run_is_no_bad_input(tmp_path):
+    """Nothing listens at the address, as for a worker that was stopped for longer than SILENCE."""
+    code = "from rljax.experiments import main, rollout; main.run_main(rollout.rollout)"
+    log = tmp_path / "logs" / "0.log"
+    lost = lambda errors, seen: errors or (log.exists() and "error: --attach: 127.0.0.1:1: " in log.read_text())  # noqa: E731
+    again = lambda errors, seen: lost(errors, seen) and (errors or len(seen) > 1)  # noqa: E731
+    errors, _ = _kept(tmp_path, code, until=again)
+    assert not errors
+
+
 def test_those_that_die_are_started_again_until_it_leads_nowhere(tmp_path):
     code = "import os, sys; print('before the end', flush=True); os.kill(os.getpid(), 9)"
     errors, _ = _kept(tmp_path, code, until=lambda errors, seen: errors)
