@@ -189,8 +189,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
     except Exception as error:
         if not _is_no_space(error):
             raise
-        where = getattr(error, "filename", None) or "disk"
-        _fail(f"{where}: {_FULL} (free some, and run the same command again to go on)")
+        _fail(_no_space_line(error))
     except Stopped as stopped:
         _fail(str(stopped), 128 + stopped.number)
     except KeyboardInterrupt:
@@ -243,6 +242,11 @@ def _is_no_space(error: Exception) -> bool:
     the system's message in their text.
     """
     return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
+
+
+def _no_space_line(error: Exception) -> str:
+    where = getattr(error, "filename", None) or "disk"
+    return f"{where}: {_FULL} (free some, and run the same command again to go on)"
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:
@@ -355,11 +359,7 @@ def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
         raise
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
-            reason = (
-                str(error)
-                if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError)
-                else f"{type(error).__name__}: {error}"
-            )
+            reason = _reason(error)
             with contextlib.suppress(UserError):  # the disk itself may have failed; raise the first error
                 run.fail(" ".join(reason.split()))
             _write(handler, reason)
@@ -368,6 +368,15 @@ def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
         standard_logging.getLogger().removeHandler(handler)
         handler.close()
         run.close()
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what the screen says of an error that ends a run; of a bug its type and message."""
+    if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError):
+        return str(error)
+    if isinstance(error, Exception) and _is_no_space(error):
+        return _no_space_line(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _write(handler: standard_logging.Handler, line: str) -> None:

@@ -44,6 +44,7 @@ SHARD = flags.DEFINE_string(
 )
 ROOM = flags.DEFINE_integer("room", None, "With --attach: prompts at once; unset: as many as the run gives.", lower_bound=1)
 PATIENCE = flags.DEFINE_float("patience", 600.0, "With --attach: seconds to wait for a run that does not answer.")
+flags.register_validator("patience", lambda seconds: seconds >= 0, message="not a number of seconds (0 or more)")  # nor NaN
 NAME = flags.DEFINE_string("name", "", "With --attach: name of this worker in the run's log.")
 PARENT = flags.DEFINE_integer("parent", None, "Process id of the run that started this worker, which ends with it.")
 

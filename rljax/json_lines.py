@@ -118,7 +118,14 @@ def parts(path: Path) -> list[Path]:
 def _older(path: Path) -> dict[int, Path]:
     """Returns the parts before the newest by their last step, ascending."""
     found = {part.stem.rpartition(".")[2]: part for part in path.parent.glob(f"{path.stem}.*{path.suffix}")}
-    return dict(sorted((int(step), part) for step, part in found.items() if step.isdecimal()))
+    return dict(sorted((int(step), part) for step, part in found.items() if step.isdecimal() and part.is_file()))
+
+
+def misplaced(path: Path) -> list[Path]:
+    """Returns what has the name of a file or of a part of it and is none, such as a directory."""
+    named = [path, *sorted(path.parent.glob(f"{path.stem}.*{path.suffix}"))]
+    named = [each for each in named if each == path or each.stem.rpartition(".")[2].isdecimal()]
+    return [each for each in named if each.exists() and not each.is_file()]
 
 
 def lines(path: Path) -> Iterator[bytes]:
@@ -166,7 +173,7 @@ def cut(path: Path, step: int) -> Last:
     """Cuts a file and its parts after the last complete line of a step up to `step`.
 
     Reads the lines that go, and CHECKED bytes before them: damaged lines there are told, and left
-    as they are.
+    as they are. Damaged lines that go are told too, except the very last, which a kill leaves.
     """
     older = _older(path)
     while older and max(older) >= step:  # what is newer has later steps only
@@ -180,7 +187,7 @@ def cut(path: Path, step: int) -> Last:
 
 def _cut_part(path: Path, step: int) -> Last | None:
     """Cuts the newest part. Returns its last line; None if it has none of a step up to `step`."""
-    last, end, damaged = None, 0, list[int]()
+    last, end, damaged, lost = None, 0, list[int](), list[int]()
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         for position, line in backwards(file):
@@ -189,9 +196,13 @@ def _cut_part(path: Path, step: int) -> Last | None:
                 last, end = Last(position, entry["step"], {k: v for k, v in entry.items() if k != "step"}), position + len(line)
             elif last is not None and entry is None:
                 damaged.append(position)
+            elif entry is None and position + len(line) < size:
+                lost.append(position)
             if last is not None and position < size - CHECKED:
                 break
         file.truncate(end)
+    if lost:
+        log.warning("%s: lines from byte %d on that can't be read are cut: %d", path, lost[-1], len(lost))
     if damaged:
         where = ", ".join(map(str, reversed(damaged)))
         log.warning("%s: the line at byte %s can't be read; left as it is", path, where)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from rljax.types import Finish, Request, SamplingParams
 GREEDY_TEMPERATURE = 0.0  # SGLang's value for argmax
 NO_TOP_K = -1
 MAX_SEED = 2**63
+_MAY_BE_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # written as an escape or, against UTF-8, as bytes
 MAX_STOPS = 32  # stop strings, as in SGLang
 MAX_STOP_LENGTH = 1024  # characters per stop string
 
@@ -134,7 +136,10 @@ def _prompt_of(request: Request) -> dict[str, Any]:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Parses a JSON object strictly: no NaN, no other top-level value. Raises BadRequest."""
+    """Parses a JSON object strictly: no NaN, no half of a character, no other top-level value.
+
+    Raises BadRequest.
+    """
     try:
         value = json.loads(body, parse_constant=_refuse_constant) if body else {}
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -142,6 +147,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"body: not JSON: {reason}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"body: a JSON object is needed, not {type(value).__name__}")
+    if _MAY_BE_HALF.search(body):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRequest("body: half of a surrogate pair (\\ud800 to \\udfff) is no character") from None
     return value
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rljax.checkpoints.integrity import Corrupt, check, read_manifest, read_meta
+from rljax.checkpoints.integrity import Corrupt, check_whole, read_meta
 from rljax.checkpoints.store import Checkpoint, Checkpoints
 from rljax.config.schema import Config
 from rljax.engine import portable_plugin
@@ -61,8 +61,7 @@ def find(workdir: Path, which: str) -> Checkpoint:
 
 def _of_name(path: Path) -> Checkpoint:
     try:
-        manifest = read_manifest(path)
-        check(path, manifest["files"])
+        manifest = check_whole(path)
     except (Corrupt, OSError) as error:
         raise UserError(f"--step: {path} is not intact: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["score"])

@@ -30,13 +30,14 @@ _MANIFEST: json_fields.Schema = {
     "score": json_fields.number(-1e300, 1e300),
     "files": json_fields.RECORDS,
 }
+_ASIDE = f".{MANIFEST}.part"  # a kill may leave it
 _CHUNK = 1 << 24  # bytes read at once
 
 Records = Mapping[str, tuple[int, int]]  # size in bytes and CRC-32, by path relative to a directory
 
 
 class Corrupt(Exception):
-    """A file is missing or was changed. Its message is one line."""
+    """A file is missing, was changed or is not listed. Its message is one line."""
 
 
 # Any files --------------------------------------------------------------------------------------------------------------
@@ -107,10 +108,12 @@ def verify(directory: Path) -> None:
     """Checks the arrays of a learner's directory.
 
     Raises:
-      UserError: a file is missing or was changed.
+      UserError: a file is missing, was changed, or is one that meta.json does not list.
     """
     try:
-        check(directory / TREE, read_meta(directory)["files"])
+        records = read_meta(directory)["files"]
+        check(directory / TREE, records)
+        _check_listed(files_below(directory / TREE) - {directory / TREE / name for name in records}, META)
     except Corrupt as error:
         raise UserError(f"checkpoint: {error} (name an older checkpoint)") from None
 
@@ -120,9 +123,31 @@ def verify(directory: Path) -> None:
 
 def write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
     """Writes manifest.json: the facts, and all files that no meta.json records."""
-    recorded = {file for path in directory.rglob(META) for file in _recorded(path.parent)}
-    files = record(directory, files_below(directory) - recorded - {directory / MANIFEST})
+    files = record(directory, _to_list(directory))
     (directory / MANIFEST).write_text(json.dumps({**facts, "files": files}))
+
+
+def check_whole(directory: Path) -> dict[str, Any]:
+    """Checks the files that the manifest lists, and that it lists all that no meta.json records.
+
+    Returns the manifest as `read_manifest` does. Raises Corrupt.
+    """
+    manifest = read_manifest(directory)
+    check(directory, manifest["files"])
+    _check_listed(_to_list(directory) - {directory / name for name in manifest["files"]}, MANIFEST)
+    return manifest
+
+
+def _check_listed(others: set[Path], where: str) -> None:
+    """Raises Corrupt if there are other files than those listed: nothing says what they held."""
+    if others:
+        raise Corrupt(f"{min(others)} is not listed in {where}")
+
+
+def _to_list(directory: Path) -> set[Path]:
+    """Returns the files of a checkpoint that its manifest has to list."""
+    recorded = {file for path in directory.rglob(META) for file in _recorded(path.parent)}
+    return files_below(directory) - recorded - {directory / MANIFEST, directory / _ASIDE}
 
 
 def rescore(directory: Path, score: float) -> None:
@@ -130,7 +155,7 @@ def rescore(directory: Path, score: float) -> None:
 
     Raises Corrupt if there is no manifest.
     """
-    aside = directory / f".{MANIFEST}.part"
+    aside = directory / _ASIDE
     aside.write_text(json.dumps(read_manifest(directory) | {"score": score}))
     os.replace(aside, directory / MANIFEST)
 

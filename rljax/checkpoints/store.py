@@ -12,13 +12,16 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from rljax.checkpoints.disk import free_mb, os_error_behind, sync, sync_tree
-from rljax.checkpoints.integrity import Corrupt, check, read_manifest, rescore, write_manifest
+from rljax.checkpoints.integrity import Corrupt, check_whole, read_manifest, rescore, write_manifest
 from rljax.errors import UserError
+
+_STEP = re.compile("0|[1-9][0-9]*")  # name of a checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class Draft:
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
             if path.name.startswith(".") and path.suffix in (".tmp", ".trash"):
-                shutil.rmtree(path)
+                _remove(path)
         self.path.mkdir()
 
     def finish(self, score: float | None) -> None:
@@ -65,11 +68,11 @@ class Draft:
         write_manifest(self.path, {"step": self.step, "score": score})
         sync_tree(self.path)
         replaced = (*self.directory.glob("*-failed"),) if self.failed else (self.directory / self._name,)
-        trash = [to_trash(path) for path in replaced if path.exists()]
+        trash = [to_trash(path) for path in replaced if os.path.lexists(path)]
         os.rename(self.path, self.directory / self._name)
         sync(self.directory)
         for path in trash:
-            shutil.rmtree(path)
+            _remove(path)
 
     @contextlib.contextmanager
     def discarded_on_error(self) -> Iterator[None]:
@@ -95,6 +98,14 @@ def to_trash(path: Path) -> Path:
     trash = path.with_name(f".{path.name}.trash")
     os.rename(path, trash)
     return trash
+
+
+def _remove(path: Path) -> None:
+    """Deletes what has a checkpoint's place; of a link to a directory the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 class Checkpoints:
@@ -186,10 +197,13 @@ class Checkpoints:
         return [to_trash(self._directory / str(step)) for step in steps if step in there]
 
     def steps(self) -> list[int]:
-        """Returns the steps of all checkpoints, intact or not, ascending."""
+        """Returns the steps of all checkpoints, intact or not, ascending.
+
+        A file is none, nor is a name that no step has, such as 07.
+        """
         if not self._directory.is_dir():
             return []
-        return sorted(int(p.name) for p in self._directory.iterdir() if p.name.isdigit())
+        return sorted(int(p.name) for p in self._directory.iterdir() if _STEP.fullmatch(p.name) and p.is_dir())
 
     def intact(self) -> Iterator[Checkpoint]:
         """Yields the intact checkpoints, newest first. Warns of each that is skipped.
@@ -199,8 +213,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             path = self._directory / str(step)
             try:
-                manifest = read_manifest(path)
-                check(path, manifest["files"])
+                manifest = check_whole(path)
                 yield Checkpoint(path, step, manifest["score"])
             except (Corrupt, OSError, ValueError, TypeError) as error:
                 log.warning("checkpoint %s is not intact and is skipped: %s", path, error)
@@ -227,7 +240,7 @@ class Checkpoints:
     def purge(self, trash: Iterable[Path]) -> None:
         """Deletes what was taken away."""
         for path in trash:
-            shutil.rmtree(path)
+            _remove(path)
 
     def _score(self, step: int) -> float | None:
         try:

@@ -20,6 +20,7 @@ from typing import Any
 from rljax.messaging import handshake
 from rljax.messaging.framing import UNPROVED, FramingError, receive, send
 from rljax.messaging.handshake import HandshakeError, ListenerHandshake
+from rljax.messaging.sparing import Sparing
 
 MAX_UNPROVED = 16  # connections at once that are still in their handshake
 MIN_TIME = 0.5  # seconds that each of them has at least, even if others wait
@@ -68,6 +69,7 @@ class Listener:
         self._lock, self._admitting = threading.Condition(), threading.Lock()
         self._unproved: dict[socket.socket, float] = {}  # connections by time of arrival, oldest first
         self._closed = self._warned = False
+        self._say = Sparing(log.info)  # anyone may come, as often as they like
         self._socket = _listening(address)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         threading.Thread(target=self._run, daemon=True, name=f"listener for {peers}").start()
@@ -85,7 +87,7 @@ class Listener:
     def _run(self) -> None:
         while not self._closed:
             try:
-                connection, _ = self._socket.accept()
+                connection, peer = self._socket.accept()
             except OSError as error:
                 self._survive(error)
                 continue
@@ -93,10 +95,10 @@ class Listener:
             with self._lock:
                 self._unproved[connection] = time.monotonic()
             try:
-                threading.Thread(target=self._greet, args=(connection,), daemon=True, name="handshake").start()
+                threading.Thread(target=self._greet, args=(connection, peer[0]), daemon=True, name="handshake").start()
             except RuntimeError as error:  # no more threads, for now
                 self._forget(connection)
-                self._turn_away(connection, error)
+                self._turn_away(connection, peer[0], error)
 
     def _make_room(self) -> None:
         """Blocks while too many handshakes are in progress; closes the oldest after MIN_TIME."""
@@ -121,12 +123,12 @@ class Listener:
             log.warning("%s: could not accept a connection, listening goes on: %s", self._peers, error.strerror or error)
         time.sleep(0.1)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, connection: socket.socket, where: str) -> None:
         """Runs one handshake in a thread of its own. Closes the connection if it fails."""
         try:
             self._handshake(connection)
         except (HandshakeError, FramingError, OSError) as error:
-            self._turn_away(connection, error)
+            self._turn_away(connection, where, error)
         except BaseException:
             connection.close()
             raise
@@ -157,9 +159,9 @@ class Listener:
             self._unproved.pop(connection, None)
             self._lock.notify_all()
 
-    def _turn_away(self, connection: socket.socket, error: Exception) -> None:
+    def _turn_away(self, connection: socket.socket, where: str, error: Exception) -> None:
         connection.close()
-        log.info("%s: a connection was turned away: %s", self._peers, error)
+        self._say(f"{self._peers}: a connection from {where} was turned away: {error}")
 
 
 def connect_to(address: tuple[str, int], token: str, hello: Mapping[str, Any]) -> socket.socket:

@@ -15,11 +15,13 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rljax.messaging.listener import BACKLOG, EXHAUSTED
+from rljax.messaging.sparing import Sparing
 from rljax.process.tasks import Tasks
 
 MAX_STRANGERS = 16  # connections at once that have not shown a token
@@ -53,6 +55,7 @@ class WebServer:
             app,
             handler_cancellation=True,
             access_log=None,
+            logger=_RequestLog(peers),
             shutdown_timeout=shutdown_timeout,
             keepalive_timeout=IDLE_TIMEOUT,
         )
@@ -153,6 +156,23 @@ class WebServer:
         if connection in self._strangers:
             del self._strangers[connection]
             self._left.set()
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """Log of aiohttp's, with one sparing line for what is not HTTP, which needs no token to send."""
+
+    def __init__(self, peers: str) -> None:
+        super().__init__(logging.getLogger("aiohttp.server"), {})
+        self._peers, self._say = peers, Sparing(log.warning)
+
+    def exception(self, msg: object, *args: object, **options: Any) -> None:
+        error = options.get("exc_info")
+        if not isinstance(error, HttpProcessingError):
+            super().exception(msg, *args, **options)
+            return
+        first = (str(error.message).splitlines() or [""])[0]
+        where = f" from {args[0]}" if args else ""
+        self._say(f"{self._peers}: a request{where} is not HTTP: {first[:200]!r}")
 
 
 _SERVER = web.AppKey("server", WebServer)

@@ -42,7 +42,7 @@ from rljax import json_fields
 from rljax.config.schema import Config, StatsLoggerConfig
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
-from rljax.json_lines import LineFile
+from rljax.json_lines import LineFile, misplaced
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
@@ -51,12 +51,17 @@ from rljax.sinks import RunState, Status
 from rljax.sinks.config_record import ConfigRecord
 from rljax.types import Group, Trajectory
 
+LINES = ("metrics", "histograms", "guard", "samples", "groups", "eval_samples")
+FILES = ("config.json", "plan.json", "context.json", "status.json", "log.txt", "log.txt.1", "workers.json")
+FOLDERS = ("configs", "evaluations", "checkpoints", "journal", "flight", "export", "exports", "best", "workers", "init")
+
 
 class RunDirectory:
     """Run directory locked by this process.
 
     Raises:
-      UserError: another process has locked it, or it can't be written.
+      UserError: another process has locked it, it can't be written, or something else has the place
+        of a file or folder of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,6 +79,11 @@ class RunDirectory:
             owner = self._lock.read().strip()
             self._lock.close()
             raise UserError(f"--workdir: {path} is in use by process {owner} (wait for it, or choose another)") from None
+        try:
+            _check_places(path)
+        except UserError:
+            self._lock.close()
+            raise
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
@@ -157,6 +167,20 @@ class RunDirectory:
     def close(self) -> None:
         """Releases the lock."""
         self._lock.close()
+
+
+def _check_places(directory: Path) -> None:
+    """Raises UserError if a file of a run can't be written where something else is.
+
+    Checks all at the start: some are written after all the training, and to open a fifo blocks.
+    """
+    wrong = [each for name in LINES for each in misplaced(directory / f"{name}.jsonl")]
+    wrong += [path for name in FILES if (path := directory / name).exists() and not path.is_file()]
+    for path in wrong:
+        raise UserError(f"--workdir: {path} is no file, and a run writes one of that name (move it away)")
+    for path in (directory / name for name in FOLDERS):
+        if os.path.lexists(path) and not path.is_dir():
+            raise UserError(f"--workdir: {path} is no directory, and a run makes one of that name (move it away)")
 
 
 class RunDirectorySink:

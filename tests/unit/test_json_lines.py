@@ -70,6 +70,32 @@ def test_lines_from_the_end_are_the_lines_in_reverse(sizes, torn, block):
     assert all(content[position : position + len(line)] == line for position, line in found)
 
 
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (b"", 0),
+        (b'{"step": 4', 0),  # torn by a kill
+        (b"\0\0\0\n", 0),  # one line, which a power cut left
+        (b"x\ny\n", 1),
+        (b"x\ny\nz", 2),
+        (b'x\n{"step": 9}\n', 1),  # between lines of later steps, which go
+    ],
+)
+def test_lines_that_are_cut_and_cannot_be_read_are_told(tmp_path, caplog, end, told):
+    path = tmp_path / "samples.jsonl"
+    whole = b'{"step": 1}\n{"step": 2}\n'
+    path.write_bytes(whole + end)
+    assert cut(path, 2).step == 2 and path.read_bytes() == whole
+    assert len(caplog.records) == (told > 0)
+    assert not told or f"lines from byte {len(whole)} on that can't be read are cut: {told}" in caplog.text
+
+
+def test_a_directory_with_the_name_of_a_part_is_none(tmp_path):
+    (tmp_path / "samples.00000099.jsonl").mkdir()
+    fill(tmp_path / "samples.jsonl", [1, 2], part_bytes=1 << 30)
+    assert len(parts(tmp_path / "samples.jsonl")) == 1 and cut(tmp_path / "samples.jsonl", 1).step == 1
+
+
 def test_a_bound_deletes_parts_after_the_first_and_no_bound_none(tmp_path):
     for name, most in (("samples.jsonl", 1000), ("metrics.jsonl", None)):
         fill(tmp_path / name, range(1, 200), part_bytes=200, most_bytes=most)

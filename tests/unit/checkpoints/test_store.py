@@ -145,6 +145,41 @@ def test_every_file_is_recorded_once_and_any_harm_to_any_is_found(tmp_path):
     assert _takes(_newest(checkpoints))
 
 
+@pytest.mark.parametrize("harmed", ["learner/more", "learner/tree/a"])
+@pytest.mark.parametrize("listed", ["manifest.json", "learner/meta.json"])
+def test_a_list_that_leaves_files_out_is_found(tmp_path, listed, harmed):
+    """What no list has is never compared, so that an empty one must not pass as intact."""
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(1, _write_arrays)
+    path = tmp_path / "1" / listed
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {}}))
+    (tmp_path / "1" / harmed).write_text("changed")
+    newest = _newest(checkpoints)
+    assert newest is None or not _takes(newest)
+
+
+def test_what_a_killed_rescore_left_does_no_harm(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(1, _write_arrays)
+    (tmp_path / "1" / f".{MANIFEST}.part").write_text("{")
+    assert _takes(_newest(checkpoints))
+
+
+@pytest.mark.parametrize("name", ["2", "50", ".2.tmp", ".50.trash", "07", "\u00b2", "9-failed"])
+@pytest.mark.parametrize("make", ["file", "broken link"])
+def test_a_stray_file_is_no_checkpoint(tmp_path, name, make):
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    checkpoints.save(1, _write("good"))
+    stray = tmp_path / name
+    stray.write_text("a note") if make == "file" else stray.symlink_to("nowhere")
+    assert checkpoints.steps() == [1] and _newest(checkpoints).step == 1
+    for step in (2, 3):
+        checkpoints.save(step, _write("good"))
+        assert checkpoints.steps() == [step]
+    checkpoints.save(50, _write("bad"), failed=True)
+    assert (tmp_path / "50-failed").is_dir() and _newest(checkpoints).step == 3
+
+
 def test_no_byte_is_read_twice_to_save_or_to_check(tmp_path, monkeypatch):
     read, checksum = [], integrity._checksum
 

@@ -164,6 +164,32 @@ def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_
         again.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/there/file"),
+        UserError("x: wrong"),
+    ],
+)
+def test_the_screen_and_the_status_say_the_same_of_an_end(tmp_path, capfd, error):
+    run = RunDirectory(tmp_path)
+    with pytest.raises(type(error)), main.recorded(run, 1):
+        raise error
+    assert _status_of(error, capfd) == (1, f"error: {run.read_status().error}\n")
+
+
+@pytest.mark.parametrize(("value", "is_taken"), [("nan", False), ("-5", False), ("0", True), ("inf", True), ("600", True)])
+def test_a_worker_waits_for_a_number_of_seconds(value, is_taken):
+    code = "import sys; from absl import flags; import experiments.rollout as r; flags.FLAGS(sys.argv)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"--patience={value}"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == is_taken
+    assert is_taken or ("patience" in done.stderr.splitlines()[-1] and "number of seconds" in done.stderr)
+
+
 def test_recorded_leaves_a_run_that_ends_well_alone(tmp_path):
     run = RunDirectory(tmp_path)
     with main.recorded(run, 1):

@@ -65,6 +65,18 @@ def test_both_sides_have_a_connection_behind_the_handshake(opened):
     theirs.close()
 
 
+def test_whom_it_turns_away_fill_no_log(opened, caplog):
+    caplog.set_level("INFO")
+    for _ in range(20):
+        with socket.create_connection(opened.address) as stranger:
+            stranger.sendall(b"x" * 5000)
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(4096):
+                    pass
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1 and lines[0].startswith("a test's: a connection from 127.0.0.1 was turned away: ")
+
+
 def test_without_the_token_or_sense_nobody_gets_in(opened):
     with pytest.raises(HandshakeError, match="does not know this token"):
         connect_to(opened.address, "a guess", {})

@@ -74,6 +74,42 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
+BROKEN = (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET /none HTTP/1.1\r\nContent-Length: x\r\n\r\n")
+
+
+def test_what_is_not_http_is_one_line_for_all_of_it(caplog):
+    async def main():
+        async with serving() as (_, address):
+            for request in BROKEN * 4:
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(request)
+                assert b" 400 " in await reader.readline()
+                writer.close()
+
+    asyncio.run(main())
+    assert len(caplog.records) == 1 and caplog.records[0].exc_info is None
+    line = caplog.records[0].getMessage()
+    assert line.startswith("a test's: a request from 127.0.0.1 is not HTTP: ") and "\n" not in line
+
+
+def test_a_fault_of_a_handler_keeps_its_traceback(caplog):
+    async def fails(request):
+        raise RuntimeError("a bug")
+
+    async def main():
+        app = web.Application()
+        app.router.add_get("/", fails)
+        server = WebServer(app, peers="a test's")
+        connection = await asyncio.open_connection(*await server.start("127.0.0.1", 0))
+        connection[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 500 " in await connection[0].readline()
+        connection[1].close()
+        await server.close()
+
+    asyncio.run(main())
+    assert [record.exc_info[0] for record in caplog.records] == [RuntimeError]
+
+
 def test_strangers_are_few_and_keep_nobody_out(monkeypatch):
     monkeypatch.setattr(web_server, "TURN", 0.002)
 

@@ -27,6 +27,35 @@ from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
 
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("metrics.jsonl", Path.mkdir),
+        ("metrics.jsonl", os.mkfifo),
+        ("log.txt", os.mkfifo),
+        ("status.json", Path.mkdir),
+        ("metrics.00000099.jsonl", Path.mkdir),
+        ("eval_samples.00000099.jsonl", os.mkfifo),
+        ("journal", Path.touch),
+        ("export", Path.touch),
+        ("export", lambda path: path.symlink_to("nowhere")),
+    ],
+)
+def test_what_has_the_place_of_a_file_or_folder_is_named_at_the_start(tmp_path, name, make):
+    make(tmp_path / name)
+    for _ in range(2):  # the lock is let go of
+        with pytest.raises(UserError, match=rf"^--workdir: {tmp_path / name} is no (file|directory).*move it away"):
+            RunDirectory(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", name]
+
+
+def test_other_names_and_links_to_the_right_kind_are_let_be(tmp_path):
+    (tmp_path / "metrics.old.jsonl").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "export").symlink_to("elsewhere")
+    RunDirectory(tmp_path).close()
+
+
 class Letters:
     """A tokenizer of one letter a token."""
 
