@@ -9,9 +9,10 @@
 
 A score is null for a sample that is rejected. It ends with its input. The first line in has the
 rewards that only the parent's program has (rljax/config/registry.py), or is empty. The first line
-out is {"ready": {...}}, what the rewards read, or {"refused": "why"}; imports are over then. The process imports neither
-jax nor torch. Plain functions have the process for themselves, and a call that does not end is
-killed with it. Where all rewards are async, calls run side by side and are cancelled one by one.
+out is {"ready": {...}}, what the rewards read, or {"refused": "why"}; imports are over by then. The
+process imports neither jax nor torch. Plain functions have the process for themselves, and a call
+that does not end is killed with it. Where all rewards are async, calls run side by side and are
+cancelled one by one.
 """
 
 from __future__ import annotations
