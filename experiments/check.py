@@ -44,6 +44,8 @@ JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
 
 T = TypeVar("T")
 
+FROM_SCRATCH = "the model from scratch (actor.init_from_scratch)"
+
 
 def check() -> None:
     from rljax.sanity.findings import Report
@@ -90,7 +92,13 @@ class Checks:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
-        return self._findings
+        return [self._without_scratch(finding) for finding in self._findings]
+
+    def _without_scratch(self, finding: Finding) -> Finding:
+        """Names the model from scratch in place of its directory, which is gone after the checks."""
+        directory = str(self._scratch / "init")
+        told = {name: getattr(finding, name).replace(directory, FROM_SCRATCH) for name in ("part", "line", "remedy")}
+        return dataclasses.replace(finding, **told)
 
     def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
         """Returns what an action returns; None after a UserError, which becomes a finding."""
@@ -213,14 +221,17 @@ class Checks:
         """Checks the sets of prompts. Returns the prompts that name an environment."""
         from rljax.environments.build import FIELD
         from rljax.sanity import start
+        from rljax.sanity.blanks import Blanks, learned_field
         from rljax.sanity.prompts import Index
 
         train, played = Index("train_dataset"), []
+        blanks = Blanks("train_dataset", prompts.where, learned_field(self._config))
         for prompt in prompts.every():
             train.add(prompt)
+            blanks.add(prompt)
             if FIELD in prompt.fields:
                 played.append(prompt)
-        self._findings += [*start.check_splits(self._config), *start.check_sets(train, held_out)]
+        self._findings += [*start.check_splits(self._config), *blanks.check(), *start.check_sets(train, held_out)]
         return played
 
     async def _check_environments(self, prompts: Sequence[Prompt]) -> bool:

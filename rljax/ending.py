@@ -82,6 +82,8 @@ class Ending:
         """
         missing, is_incomplete = ("", False) if self.run.config.actor.loss == "sft" else shortfall(self.buffer)
         if not is_incomplete:
+            if step > (asked := self.reporter.total_steps):
+                line = f"the run already has %d steps, more than the {asked} of total_train_steps or _epochs"
             log.info(line + "%s", step, f"; {missing}" if missing else "")
             self.reporter.status(step, RunState.FINISHED)
             return

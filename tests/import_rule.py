@@ -87,7 +87,7 @@ ROOMS = {
         *("agents", "chat", "compat", "config", "data", "engine", "environments", "errors", "evaluation", "hf", "rewards"),
         *("rollout", "seeding", "tools", "types"),
     ),
-    "sanity": ("config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
+    "sanity": ("chat", "config", "data", "environments", "errors", "evaluation", "hf", "rewards", "rollout", "types"),
     "driver": (
         *("compat", "config", "data", "engine", "errors", "hf", "metrics", "rewards", "rollout", "sanity", "types"),
         "workflows",

@@ -27,7 +27,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from rljax import entry_points
-from rljax.config import areal, engine_sections, files
+from rljax.config import areal, engine_sections, files, foreign_names
 from rljax.config.allocation import engines_of
 from rljax.config.keys import Leaf, join, types_of, unwrap_optional, walk
 from rljax.config.schema import Config, EngineConfig
@@ -223,7 +223,7 @@ def apply_override(tree: dict[str, Any], key: str, text: str | None) -> None:
             raise UserError(f"{key}: {prefix} is a value, not a section")
         if depth:
             tree = _child(tree, names[depth - 1], prefix)
-        schema = _schema_of(typing.cast(type, schema), prefix, name)
+        schema = _schema_of(typing.cast(type, schema), prefix, name, key)
     if dataclasses.is_dataclass(schema):
         keys = ", ".join(f"{key}.{name}" for name in types_of(schema))
         raise UserError(f"{key}: a section; set one of its keys: {keys}")
@@ -376,7 +376,7 @@ def _engine_leaves(name: str) -> list[Leaf]:
     return list(walk(schema(), name)) if schema else []
 
 
-def _schema_of(schema: type, path: str, name: str) -> Any:
+def _schema_of(schema: type, path: str, name: str, key: str = "") -> Any:
     """Returns the type of a key, or the dataclass of a section.
 
     Raises UserError for a name that isn't there.
@@ -384,25 +384,31 @@ def _schema_of(schema: type, path: str, name: str) -> Any:
     if name in types_of(schema):
         return types_of(schema)[name]
     if schema is not Config or name not in entry_points.names():
-        raise _unknown_key(schema, path, name)
+        raise _unknown_key(schema, path, name, key)
     engine = engine_sections.find(name)
     if engine is None:
         raise UserError(f"{name}: the engine {name} has no settings")
     return engine
 
 
-def _unknown_key(schema: type, path: str, name: str) -> UserError:
+def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError:
     """Makes the error for an unknown key.
 
-    It names the keys of that name in other sections, those of this section's alone if it has any;
-    else the nearest key beside it; else all keys there.
+    It names the keys of that name below this section; else the nearest key beside it; else what TRL
+    or verl call so; else the keys of that name elsewhere; else all keys there.
+
+    Args:
+      key: all of it, where the name is a section's.
     """
     siblings = list(types_of(schema))
     engines = entry_points.names() if schema is Config else []
     elsewhere = [key for key in leaves() if key.rpartition(".")[2] == name]
     below = [key for key in elsewhere if path and key.startswith(f"{path}.")]
-    close = below or difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8) or elsewhere
-    close = close or difflib.get_close_matches(name, siblings + engines, n=1)
+    close = below or difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8)
+    hint = "" if close else foreign_names.hint(key or join(path, name), name, is_ours=bool(elsewhere))
+    if hint:
+        return UserError(f"{join(path, name)}: no such key ({hint})")
+    close = close or elsewhere or difflib.get_close_matches(name, siblings + engines, n=1)
     if close:
         remedy = f"did you mean {' or '.join(close)}"
     else:

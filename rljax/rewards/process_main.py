@@ -9,18 +9,22 @@
 
 A score is null for a sample that is rejected. It ends with its input. The first line in has the
 rewards that only the parent's program has (rljax/config/registry.py), or is empty. The first line
-out is {"ready": {...}}, what the rewards read, or {"refused": "why"}. The process imports neither
-jax nor torch. Plain functions have the process for themselves, and a call that does not end is
-killed with it. Where all rewards are async, calls run side by side and are cancelled one by one.
+out is {"ready": {...}}, what the rewards read, or {"refused": "why"}; imports are over by then. The
+process imports neither jax nor torch. Plain functions have the process for themselves, and a call
+that does not end is killed with it. Where all rewards are async, calls run side by side and are
+cancelled one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 import os
 import resource
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
@@ -28,7 +32,7 @@ from rljax.config import registry
 from rljax.errors import Rejected, UserError
 from rljax.process import frames
 from rljax.process.parent import die_with
-from rljax.rewards.score import Sampled, Score, score_of, weighted
+from rljax.rewards.score import LIBRARIES, Sampled, Score, score_of, weighted
 from rljax.rewards.shapes import Call, Fault, Reward, Sample, find_rewards
 from rljax.types import Prompt
 
@@ -49,6 +53,7 @@ def main(names: Sequence[str], weights: Sequence[float], memory_mb: int, timeout
         scorer = Scorer(find_rewards(names), weights or [1.0] * len(names))
     except UserError as error:
         return _say(answers, {"refused": str(error)})
+    _import_libraries()
     _say(answers, {"ready": scorer.facts()})
     if scorer.is_async:
         asyncio.run(_serve_async(scorer, jobs, answers, timeout))
@@ -176,6 +181,16 @@ def _failure(error: BaseException) -> dict[str, Any]:
     reason = " ".join(str(error).split())
     answer = {"error": f"{type(error).__name__}: {reason}"[:2000], "traceback": frames.shown(error)[-8000:]}
     return answer | {"place": frames.place_of(error)}
+
+
+def _import_libraries() -> None:
+    """Imports what the rewards of rljax that are in use need, before the clock of a call runs.
+
+    One that can't be imported is an error of the call.
+    """
+    for module in LIBRARIES.keys() & sys.modules.keys():
+        with contextlib.suppress(Exception):
+            importlib.import_module(LIBRARIES[module])
 
 
 def _say(answers: BinaryIO, message: dict[str, Any]) -> None:

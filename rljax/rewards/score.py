@@ -19,6 +19,8 @@ REWARDS = {
     "math": "rljax.rewards.mathematics:reward",
     "reasoning_gym": "rljax.rewards.reasoning_gym:reward",
 }
+# What these import at their first call, and a reward process does before it: some seconds while the learner compiles
+LIBRARIES = {"rljax.rewards.mathematics": "math_verify", "rljax.rewards.reasoning_gym": "reasoning_gym"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

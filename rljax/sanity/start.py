@@ -13,6 +13,7 @@ from rljax.data.held_out import HeldOut
 from rljax.data.prompts import PromptSource
 from rljax.evaluation.uses import is_test
 from rljax.hf.tokenizer import Tokenizer
+from rljax.sanity.blanks import Blanks, learned_field
 from rljax.sanity.findings import Finding, Report, Severity
 from rljax.sanity.prompts import Index, shared
 from rljax.sanity.template import check_template, check_tokenizer
@@ -27,7 +28,11 @@ def at_start(
 ) -> Report:
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
-    findings += check_sets(Index("train_dataset", itertools.islice(prompts.epoch(0), MOST)), held_out)
+    train, blanks = Index("train_dataset"), Blanks("train_dataset", prompts.where, learned_field(config))
+    for prompt in itertools.islice(prompts.epoch(0), MOST):
+        train.add(prompt)
+        blanks.add(prompt)
+    findings += [*blanks.check(), *check_sets(train, held_out)]
     report = Report(findings)
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
         log.warning("%s", finding)
@@ -38,7 +43,10 @@ def check_sets(train: Index, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
     """Checks the prompts of training and of each validation set, and what they share."""
     yield from train.check()
     for each in held_out:
-        index = Index(key_of(each.name), each.prompts)
+        index, blanks = Index(key_of(each.name), each.prompts), Blanks(key_of(each.name), each.where)
+        for prompt in each.prompts:
+            blanks.add(prompt)
+        yield from blanks.check()
         yield from index.check()
         yield from shared(train, index)
 

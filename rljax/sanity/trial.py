@@ -85,10 +85,16 @@ class RewardTrial:
             return
         prompt, first = failures[0]
         line = f"reward.name: {self._name} fails on {COMPLETION!r} to {self._where(prompt.uid)}: {_cause(first, prompt)}"
-        if len(failures) == len(self._prompts) and not any(isinstance(failed, RewardTimeout) for _, failed in failures):
+        late = [isinstance(failed, RewardTimeout) for _, failed in failures]
+        if len(failures) == len(self._prompts) and not any(late):
             others = f", and on {len(failures) - 1} more records" if len(failures) > 1 else ""
             raise PluginFailed(f"{line}{others} (return 0 for a completion that it can't read)") from first
-        log.warning("%s (its episodes will be dropped)", line)
+        if all(late) and len(failures) < len(self._prompts):
+            log.warning(
+                "%s (the record after it was scored; an episode whose reward runs longer is dropped: reward.timeout)", line
+            )
+            return
+        log.warning("%s (an episode whose reward fails is dropped)", line)
 
     async def _failure(self, prompt: Prompt) -> EpisodeError | None:
         """Returns the error of scoring a record; None if there is none."""

@@ -92,7 +92,9 @@ class LineSink:
             return
         if running and self._first is None:
             self._first = (status.step, now)
-        step = f"step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")
+        total = status.total_steps or 0
+        of_total = f"/{total}" if total >= status.step else f" ({total} asked for)" if total else ""
+        step = f"step {status.step}{of_total}"
         rest = self._pace(status, now) if running else [str(status.state)]
         self._write("  ".join([time.strftime("%H:%M:%S"), step, *shown, *rest]))
         self._latest, self._last_line = {}, now

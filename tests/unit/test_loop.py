@@ -432,6 +432,13 @@ def test_a_run_that_had_ended_has_nothing_to_do(tmp_path, caplog):
         assert loop.train(again).step == 3
     assert caplog.messages[-1].startswith("nothing to do: the run ended at step 3 (")
     assert not sinks.lines() and [status.state for status in sinks.opened[0].statuses] == ["finished"]
+    with caplog.at_level("INFO"):  # whether it had ended or not
+        for before in (ENDED, None):
+            assert (
+                loop.train(dataclasses.replace(make_run(tmp_path, overrides | {"total_train_steps": 2}), before=before)).step
+                == 3
+            )
+            assert "the run already has 3 steps, more than the 2 of total_train_steps" in caplog.messages[-1]
     more = dataclasses.replace(make_run(tmp_path, overrides | {"total_train_epochs": 2}, sink=sinks), before=ENDED)
     assert loop.train(more).step == 6
 

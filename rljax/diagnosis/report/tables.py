@@ -77,7 +77,7 @@ def standing(history: History) -> list[str]:
     status = history.status or {}
     total, error = (status.get(key) for key in ("total_steps", "error"))
     state = history.state
-    of_total = f" of {total}" if total else ""
+    of_total = (f" of {total}" if total >= history.last_step else f" ({total} asked for)") if total else ""
     behind = f", behind {history.first_step - 1} supervised ones" if history.rl_steps and history.first_step > 1 else ""
     lines = [f"{f'{state}, ' if state else ''}step {history.last_step}{of_total}: {history.rl_steps} RL steps{behind}"]
     return [*lines, f"error: {error or history.lost}"] if error or history.lost else lines

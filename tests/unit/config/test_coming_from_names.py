@@ -41,20 +41,27 @@ def source(package: str, *parts: str) -> str:
     return spec.loader.get_data(path).decode()  # type: ignore[attr-defined]
 
 
-def named(system: str) -> list[str]:
-    """Names in the first column of a table; `a.{b,c}` are two, and a name without a section has that
-    of the one before it.
-    """
+def rows(system: str) -> list[tuple[list[str], list[str]]]:
+    """Names in the first and second column of each row of a table."""
     section = PAGE.read_text().split(f"## {system}\n")[1].split("\n## ")[0]
-    names = []
-    for row in [line for line in section.splitlines() if line.startswith("| ")][1:]:
-        before = ""
-        for token in re.findall(r"`([^`]+)`", row.split(" | ")[0]):
-            several = re.fullmatch(r"([\w.]*)\{(.*)\}", token)
-            found = [several[1] + each for each in several[2].split(",")] if several else [token]
-            names += [name if "." in name else before + name for name in found]
-            before = found[0].rpartition(".")[0] + "." if "." in found[0] else before
+    cells = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    return [(expanded(first), expanded(second)) for first, second, *_ in cells]
+
+
+def expanded(cell: str) -> list[str]:
+    """Names in a cell; `a.{b,c}` are two, and a name without a section has that of the one before it."""
+    names, before = [], ""
+    for token in re.findall(r"`([^`]+)`", cell):
+        several = re.fullmatch(r"([\w.]*)\{(.*)\}", token)
+        found = [several[1] + each for each in several[2].split(",")] if several else [token]
+        names += [name if "." in name else before + name for name in found]
+        before = found[0].rpartition(".")[0] + "." if "." in found[0] else before
     return names
+
+
+def named(system: str) -> list[str]:
+    """Names in the first column of a table."""
+    return [name for theirs, _ in rows(system) for name in theirs]
 
 
 def fields(*texts: str) -> dict[str, object]:

@@ -286,6 +286,18 @@ def test_no_process_outlives_a_parent_that_is_killed():
         wait_until(lambda pid=pid: not running(pid))
 
 
+def test_what_shipped_rewards_import_late_is_there_before_the_clock_of_the_first_call_runs(tmp_path, monkeypatch):
+    own = "import sys\nfrom rljax.rewards import mathematics\n\n\ndef reward(prompt, completion):\n"
+    (tmp_path / "on_mathematics.py").write_text(own + "    return float(completion in sys.modules)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def scenario():
+        async with pool("on_mathematics:reward") as rewards:
+            return [(await rewards.score(PROMPT, module)).reward for module in ("math_verify", "reasoning_gym")]
+
+    assert run(scenario) == [1.0, 0.0]
+
+
 def test_shipped_rewards_work_in_their_process():
     async def main():
         async with pool("gsm8k", memory_mb=2048) as rewards:

@@ -17,7 +17,7 @@ from rljax.rewards import Score
 from rljax.rollout.evaluation import Episodes, Evaluation
 from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import trajectory_of
-from rljax.sanity import lengths, prompts, rewards, rollouts, start, template
+from rljax.sanity import blanks, lengths, prompts, rewards, rollouts, start, template
 from rljax.sanity.findings import Finding, Report, Severity, of_error
 from rljax.types import Completion, Finish, Prompt, SamplingParams
 
@@ -112,6 +112,32 @@ def test_messages_of_other_roles_or_with_other_turns_are_other_prompts():
     ]
     assert len(set(digests)) == 4
     assert prompts.digest_of([user], {"name": "guess", "seed": 1}) != prompts.digest_of([user], {"name": "guess", "seed": 2})
+
+
+def blank_findings(records, learned):
+    found = blanks.Blanks("train_dataset", lambda uid: f"train.jsonl:{uid}", learned)
+    for record in records:
+        found.add(record)
+    return [str(finding) for finding in found.check()]
+
+
+def test_prompts_that_ask_nothing_and_answers_that_teach_nothing_are_counted_with_the_first_place():
+    picture = [{"type": "image"}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}
+    asked = [
+        prompt("a", "1", 0),
+        dataclasses.replace(prompt("", "1", 1), messages=({"role": "user", "content": picture},)),
+        dataclasses.replace(prompt("", "1", 2), fields={"environment": {"name": "x"}}),
+        dataclasses.replace(prompt("a", "", 3), reply=(call,)),
+    ]
+    assert blank_findings(asked, "answer") == []
+    system = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": " \n"})
+    nothing = [dataclasses.replace(prompt("", "1", 4), messages=system), prompt("", " ", 5), prompt("a", "", 6)]
+    (prompts_of_rl,) = blank_findings([*asked, *nothing], None)
+    assert "2 of 7 records have a prompt without text, the first train.jsonl:0/4" in prompts_of_rl
+    _, answers = blank_findings([*asked, *nothing], "answer")
+    assert "2 of 7 records have an empty 'answer', the first train.jsonl:0/5" in answers
+    assert blank_findings(nothing[2:], "final") == []
 
 
 # Tokenizer and template

@@ -30,6 +30,12 @@ def late(prompt, completion):
         time.sleep(0.01)
     raise LookupError("too late")
 
+def first_late(prompt, completion):
+    if not pathlib.Path("called").exists():
+        pathlib.Path("called").touch()
+        time.sleep(60)
+    return 1.0
+
 def count(prompt, completion):
     with open("calls", "a") as calls:
         calls.write(completion + "\\n")
@@ -52,8 +58,8 @@ def tried(tmp_path, tokenizer, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
-    async def run(function, behind=None):
-        async with RewardPool(RewardConfig(name=f"made_rewards:{function}", workers=1, timeout=60.0)) as rewards:
+    async def run(function, behind=None, timeout=60.0):
+        async with RewardPool(RewardConfig(name=f"made_rewards:{function}", workers=1, timeout=timeout)) as rewards:
             one = RewardTrial(rewards, f"made_rewards:{function}", PROMPTS, tokenizer, lambda uid: f"train.jsonl:{uid[-1]}")
             await one.wait()
             if behind is not None:
@@ -61,7 +67,7 @@ def tried(tmp_path, tokenizer, monkeypatch):
             await one.close()
             return {name: metric.count for name, metric in rewards.take_metrics().items()}, dict(rewards.counts)
 
-    return lambda *arguments: asyncio.run(run(*arguments))
+    return lambda *arguments, **keywords: asyncio.run(run(*arguments, **keywords))
 
 
 def test_a_reward_that_fails_on_every_record_is_one_line_with_function_record_cause_and_place(tried):
@@ -81,6 +87,12 @@ def test_a_reward_that_scores_one_of_the_records_is_a_warning(tried, caplog):
         and "made_rewards:some fails on" in record.message
         and "train.jsonl:0" in record.message
     )
+
+
+def test_of_a_call_that_was_late_once_no_loss_of_episodes_is_foretold(tried, caplog):
+    tried("first_late", timeout=0.3)
+    (line,) = caplog.messages
+    assert "ran longer than 0.3 s" in line and "the record after it was scored" in line and "will be" not in line
 
 
 def test_a_trial_is_one_call_that_counts_nowhere(tried, tmp_path):

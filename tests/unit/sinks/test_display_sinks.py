@@ -100,6 +100,17 @@ def test_a_line_every_few_seconds_has_means_rates_clock_and_what_is_left(monkeyp
     assert lines[2].endswith(f"  0:01:{round((1000 - second) / 10) - 60:02} left")
 
 
+def test_a_run_that_has_more_steps_than_it_is_asked_for_is_not_at_a_share_of_them():
+    stream = io.StringIO()
+    for total in (4, 1, None):
+        LineSink(stream).status(Status(RunState.FINISHED, step=4, version=4, total_steps=total))
+    assert [line[10:] for line in stream.getvalue().splitlines()] == [
+        "step 4/4  finished",
+        "step 4 (1 asked for)  finished",
+        "step 4  finished",
+    ]
+
+
 VERDICTS = ("", "policy broke first", "policy broke first", "no link is broken")
 
 
