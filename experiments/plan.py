@@ -118,6 +118,7 @@ def model_of(config: Config) -> ModelSpec:
     from rljax.hf.init import spec_of
     from rljax.hf.shapes import SHAPES, shape_of
     from rljax.hf.tokenizer import vocabulary_of
+    from rljax.planning.model_shape import shape_in
 
     if SHAPE.value:
         if SHAPE.value not in SHAPES:
@@ -128,23 +129,6 @@ def model_of(config: Config) -> ModelSpec:
     if not Path(config.actor.path).is_dir():
         raise UserError(f"actor.path: no directory {config.actor.path!r} (or --shape=NAME: {', '.join(SHAPES)})")
     return shape_in(config.actor.path)
-
-
-def shape_in(directory: str) -> ModelSpec:
-    """Reads the shape of a model directory; of its files config.json alone.
-
-    Raises UserError for a family that can't be planned for, or a config.json that can't be read.
-    """
-    from rljax.hf.spec import MODEL_TYPES, ModelSpec, read_config
-
-    described = read_config(directory)
-    family = described.get("model_type")
-    if family not in MODEL_TYPES and "vision_config" not in described:
-        raise UserError(
-            f"actor.path: a plan knows the layers of {', '.join(MODEL_TYPES)} alone, not those of {family}"
-            " (--shape=NAME plans for a published model of about its size)"
-        )
-    return ModelSpec.from_directory(directory)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ FAULTS = (
         "rljax/checkpoints/integrity.py",
         FILES,
         ("value = zlib.crc32(chunk, value)", "pass"),
-        ("files_below(directory) - recorded - {directory / MANIFEST}", "files_below(directory) - {directory / MANIFEST}"),
+        ("files_below(directory) - recorded - {directory / MANIFEST, ", "files_below(directory) - {directory / MANIFEST, "),
         ('needed=("files", "step")', 'needed=("files",)'),
     ),
     *_of(

@@ -19,7 +19,6 @@ from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
-from rljax.experiments.plan import shape_in
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
@@ -27,6 +26,7 @@ from rljax.metrics.mean import Mean
 from rljax.planning.changes import changed, changes, largest_rows, longest_row
 from rljax.planning.estimate import Request, plan
 from rljax.planning.footprint import Footprint, in_turn, together
+from rljax.planning.model_shape import shape_in
 from rljax.planning.run import estimate_of
 from rljax.planning.text import Report
 from rljax.sinks.planned import PlanSink
