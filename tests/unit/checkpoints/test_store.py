@@ -148,7 +148,7 @@ def test_every_file_is_recorded_once_and_any_harm_to_any_is_found(tmp_path):
 @pytest.mark.parametrize("harmed", ["learner/more", "learner/tree/a"])
 @pytest.mark.parametrize("listed", ["manifest.json", "learner/meta.json"])
 def test_a_list_that_leaves_files_out_is_found(tmp_path, listed, harmed):
-    """What no list has is never compared, so that an empty one must not pass as intact."""
+    """A file that no list has is never compared, so that an empty list must not pass as intact."""
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     checkpoints.save(1, _write_arrays)
     path = tmp_path / "1" / listed

@@ -34,7 +34,7 @@ def test_a_kept_run_has_all_parts(tmp_path, cuts):
 
 @pytest.mark.parametrize("module", ["curves", "gpu_run"])
 def test_a_curve_and_a_copy_of_the_metrics_have_all_parts(tmp_path, module):
-    """In a process of their own: flags of binaries have the same names."""
+    """Each binary runs in its own process, for the flags of two have the same names."""
     whole, parts = write(tmp_path / "whole", ()), write(tmp_path / "parts", (1, 2, 11))
     calls = {
         "curves": "print(curves.points(pathlib.Path(sys.argv[1]), 'rollout/reward/avg'))",

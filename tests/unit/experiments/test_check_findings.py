@@ -1,4 +1,4 @@
-"""What `experiments.check` says of data and of a model that it made for itself."""
+"""Findings of `experiments.check` on data, and on a model that it made for itself."""
 
 import json
 import os

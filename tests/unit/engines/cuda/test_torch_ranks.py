@@ -120,7 +120,7 @@ for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", data=2), Pool("f
 
 @pytest.mark.slow
 def test_a_process_may_have_learners_of_several_processes_in_turn(model, tmp_path):
-    """As a notebook with several runs has."""
+    """Several runs in one notebook make such learners one after the other."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", IN_TURN, str(model), str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
