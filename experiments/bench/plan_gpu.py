@@ -38,6 +38,7 @@ from rljax.planning.estimate import Plan, Request, plan
 TOPOLOGY = flags.DEFINE_string("topology", "h200:1", "The GPU, as in experiments.plan.")
 MODELS = flags.DEFINE_multi_enum("shape", ["smollm2-135m", "qwen3-0.6b", "qwen3-1.7b"], list(SHAPES), "Shapes of models.")
 OUT = flags.DEFINE_string("json", "", "File for the table as JSON; empty: none.")
+ONLY = flags.DEFINE_string("only", "", "Cases with this in their name alone, as in 'jax' or 'learner, full'; empty: all.")
 SGLANG = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: its servers are left out.")
 SECONDS = flags.DEFINE_integer("seconds", 240, "Longest time of a case.", lower_bound=1)
 PORT, SHARE = 31999, 0.4  # of a server; mem_fraction_static
@@ -96,7 +97,7 @@ def bench() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for shape in MODELS.value:
             make_model(Path(directory) / shape, shape)
-            for case in cases(shape):
+            for case in (case for case in cases(shape) if ONLY.value in case.what):
                 planned, measured, problem = planned_gb(case), None, ""
                 try:
                     measured = measured_gb(case, Path(directory) / shape)
