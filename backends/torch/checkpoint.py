@@ -55,53 +55,77 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: 
     on_all_ranks(rank_mesh, what, lambda: write_meta(directory, meta), first=True)
 
 
-def begin_save(
-    directory: Path,
-    tensors: Callable[[], Tensors],
-    needed: int,
-    meta: Mapping[str, Any],
-    rank_mesh: RankMesh,
-    group: dist.ProcessGroup,
-) -> BackgroundWrite:
-    """Writes a checkpoint as `save` does, in a thread.
+class Saves:
+    """Saves of a learner beside its other calls, one at a time.
 
-    `copied` is done when the tensors may change. They are copied to the host, to pinned memory
-    where a GPU has them, by a stream of their own.
-
-    Args:
-      tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to make.
-      needed: bytes of all ranks' tensors together.
-      group: all ranks, over the CPU, and used for nothing else: other calls of the learner use
-        their own meanwhile.
-
-    Raises UserError, at once, if the disk is full or not writable.
+    Where tensors are on a GPU the first save allocates as much pinned memory on the host, which
+    takes longer than the copy does; it is kept for the next one until `close`.
     """
-    directory = directory.absolute()
-    what = f"could not write {directory}"
-    on_all_ranks(rank_mesh, what, lambda: _prepare(directory, needed))
-    on_gpu = rank_mesh.device.type == "cuda"
-    options = StagingOptions(
-        use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=on_gpu
-    )
-    stager, copied = DefaultStager(options), Future[None]()
 
-    def write() -> None:
-        try:
-            with silenced(LOGGER), _as_one_line(what, _of_write):
-                rank_mesh.set_device()  # of this thread
-                staging = stager.stage(tensors())
-                staged = staging.result() if isinstance(staging, Future) else staging
-                copied.set_result(None)
-                state_dict_saver.save(staged, checkpoint_id=directory / TREE, process_group=group)
-        finally:
-            if not copied.done():
-                copied.set_result(None)
-            stager.close()
-        if rank_mesh.rank == 0:
-            with _as_one_line(what):
-                write_meta(directory, meta)
+    def __init__(self, rank_mesh: RankMesh, group: dist.ProcessGroup) -> None:
+        """Creates it on all ranks.
 
-    return BackgroundWrite(copied, in_thread("save", write))
+        Args:
+          rank_mesh: whose ranks have the tensors.
+          group: all ranks, over the CPU, and used for nothing else: other calls of the learner use
+            their own meanwhile.
+        """
+        self._rank_mesh, self._group = rank_mesh, group
+        self._on_gpu = rank_mesh.device.type == "cuda"
+        self._stager: DefaultStager | None = None
+
+    def begin(self, directory: Path, tensors: Callable[[], Tensors], needed: int, meta: Mapping[str, Any]) -> BackgroundWrite:
+        """Writes a checkpoint as `save` does, in a thread; the one before must be written.
+
+        `copied` is done when the tensors may change. They are copied to the host by a stream of
+        their own.
+
+        Args:
+          directory: may not exist yet.
+          tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to
+            make. Their storages are the same at every save.
+          needed: bytes of all ranks' tensors together.
+          meta: the caller's description.
+
+        Raises UserError, at once, if the disk is full or not writable.
+        """
+        directory = directory.absolute()
+        what = f"could not write {directory}"
+        on_all_ranks(self._rank_mesh, what, lambda: _prepare(directory, needed))
+        stager, copied = self._stager or self._new_stager(), Future[None]()
+        self._stager = stager if self._on_gpu else None
+
+        def write() -> None:
+            try:
+                with silenced(LOGGER), _as_one_line(what, _of_write):
+                    self._rank_mesh.set_device()  # of this thread
+                    staging = stager.stage(tensors())
+                    staged = staging.result() if isinstance(staging, Future) else staging
+                    copied.set_result(None)
+                    state_dict_saver.save(staged, checkpoint_id=directory / TREE, process_group=self._group)
+            finally:
+                if not copied.done():
+                    copied.set_result(None)
+                if not self._on_gpu:
+                    stager.close()
+            if self._rank_mesh.rank == 0:
+                with _as_one_line(what):
+                    write_meta(directory, meta)
+
+        return BackgroundWrite(copied, in_thread("save", write))
+
+    def _new_stager(self) -> DefaultStager:
+        on_gpu = self._on_gpu
+        return DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=on_gpu
+            )
+        )
+
+    def close(self) -> None:
+        """Frees the pinned memory. The last save must be written."""
+        if self._stager is not None:
+            self._stager.close()
 
 
 def _of_write(error: Exception) -> str:

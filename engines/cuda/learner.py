@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rljax.backends.torch import checkpoint, lora
@@ -83,7 +82,7 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._policy = Policy(config, self._rank_mesh, self._model_dir, described=described)
         self._chunk = logit_rows(config.actor.logprob_chunk, self._model.vocab_size)
         self._publishing: Gathering | None = None
-        self._saving: dist.ProcessGroup | None = None  # the ranks' group for saves beside other calls
+        self._saves: checkpoint.Saves | None = None  # beside other calls
         self._route: Route | None = None  # transport of the last publish from memory
         self._start()
 
@@ -259,11 +258,12 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         checkpoint.save(directory, state.to_dtensors(tree, self._policy), meta, self._rank_mesh)
 
     def _begin_write(self, directory: Path, tree: Tree, meta: dict[str, Any]) -> BackgroundWrite:
-        if self._saving is None:
-            self._saving = distributed.cpu_group(WAIT_SHARE * self._config.recover.hang_timeout)
+        if self._saves is None:
+            group = distributed.cpu_group(WAIT_SHARE * self._config.recover.hang_timeout)
+            self._saves = checkpoint.Saves(self._rank_mesh, group)
         tensors = functools.partial(state.to_dtensors, tree, self._policy)
         needed = state.bytes_of(tree, self._policy)
-        return checkpoint.begin_save(directory, tensors, needed, meta, self._rank_mesh, self._saving)
+        return self._saves.begin(directory, tensors, needed, meta)
 
     def _read(self, directory: Path, like: Tree) -> Tree:
         tensors = checkpoint.empty_like(state.to_dtensors(like, self._policy))
@@ -293,6 +293,8 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
         self._await_copy()
         if self._route is not None:
             self._route.close()
+        if self._saves is not None:
+            self._saves.close()
         self._phases, self._teacher, self._route = Phases(), None, None
         if self.__dict__.pop("_policy", None) is not None:
             distributed.leave()
