@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.checkpoint_reader import CheckpointReader, read_metadata
@@ -58,32 +58,33 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: 
 class Saves:
     """Saves of a learner beside its other calls, one at a time.
 
-    Where tensors are on a GPU the first save allocates as much pinned memory on the host, which
-    takes longer than the copy does; it is kept for the next one until `close`.
+    On a GPU the first save allocates as much pinned memory on the host, which takes longer than
+    the copy does; it is kept for the next one until `close`.
     """
 
-    def __init__(self, rank_mesh: RankMesh, group: dist.ProcessGroup) -> None:
+    def __init__(self, rank_mesh: RankMesh, group: dist.ProcessGroup, *, keep_memory: bool | None = None) -> None:
         """Creates it on all ranks.
 
         Args:
           rank_mesh: whose ranks have the tensors.
           group: all ranks, over the CPU, and used for nothing else: other calls of the learner use
             their own meanwhile.
+          keep_memory: keep the host's copy for the next save. None: on GPUs.
         """
         self._rank_mesh, self._group = rank_mesh, group
-        self._on_gpu = rank_mesh.device.type == "cuda"
-        self._stager: DefaultStager | None = None
+        self._stream = torch.cuda.Stream(rank_mesh.device) if rank_mesh.device.type == "cuda" else None
+        self._keep_memory = self._stream is not None if keep_memory is None else keep_memory
+        self._stager: StateDictStager | None = None
 
     def begin(self, directory: Path, tensors: Callable[[], Tensors], needed: int, meta: Mapping[str, Any]) -> BackgroundWrite:
         """Writes a checkpoint as `save` does, in a thread; the one before must be written.
 
-        `copied` is done when the tensors may change. They are copied to the host by a stream of
-        their own.
+        `copied` is done when the tensors may change.
 
         Args:
           directory: may not exist yet.
           tensors: returns them, in the thread: hundreds of DTensors take a tenth of a second to
-            make. Their storages are the same at every save.
+            make.
           needed: bytes of all ranks' tensors together.
           meta: the caller's description.
 
@@ -92,40 +93,44 @@ class Saves:
         directory = directory.absolute()
         what = f"could not write {directory}"
         on_all_ranks(self._rank_mesh, what, lambda: _prepare(directory, needed))
-        stager, copied = self._stager or self._new_stager(), Future[None]()
-        self._stager = stager if self._on_gpu else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._rank_mesh.device))  # for what changed them last
+        copied = Future[None]()
 
         def write() -> None:
             try:
                 with silenced(LOGGER), _as_one_line(what, _of_write):
                     self._rank_mesh.set_device()  # of this thread
-                    staging = stager.stage(tensors())
-                    staged = staging.result() if isinstance(staging, Future) else staging
+                    staged = self._stage(tensors())
                     copied.set_result(None)
                     state_dict_saver.save(staged, checkpoint_id=directory / TREE, process_group=self._group)
             finally:
                 if not copied.done():
                     copied.set_result(None)
-                if not self._on_gpu:
-                    stager.close()
             if self._rank_mesh.rank == 0:
                 with _as_one_line(what):
                     write_meta(directory, meta)
 
         return BackgroundWrite(copied, in_thread("save", write))
 
-    def _new_stager(self) -> DefaultStager:
-        on_gpu = self._on_gpu
-        return DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=True, use_non_blocking_copy=on_gpu
-            )
-        )
+    def _stage(self, tensors: Tensors) -> Tensors:
+        """Copies shards to the host, by a stream of their own.
+
+        torch's `DefaultStager` frees its memory after every save, in 2.11.
+        """
+        stager = self._stager or StateDictStager(pin_memory=self._stream is not None)
+        self._stager = stager if self._keep_memory else None
+        with torch.cuda.stream(self._stream):  # of None: does nothing
+            staged: Tensors = stager.stage(tensors, non_blocking=self._stream is not None)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return staged
 
     def close(self) -> None:
-        """Frees the pinned memory. The last save must be written."""
+        """Frees the host's memory. The last save must be written."""
         if self._stager is not None:
             self._stager.close()
+            self._stager = None
 
 
 def _of_write(error: Exception) -> str:

@@ -54,6 +54,34 @@ def test_what_is_read_is_what_was_written(saved, rank_mesh):
     assert checkpoint.meta_of(directory, rank_mesh)["step"] == 3
 
 
+@pytest.mark.parametrize("keep_memory", [False, True])
+def test_each_save_beside_other_calls_is_of_its_own_moment(tmp_path, rank_mesh, keep_memory):
+    saves = checkpoint.Saves(rank_mesh, world.cpu_group(60), keep_memory=keep_memory)
+    changing, at, places = tensors(), [], []
+    stage = saves._stage
+
+    def staged(given):
+        made = stage(given)
+        places.append({name: tensor.data_ptr() for name, tensor in made.items()})
+        return made
+
+    saves._stage = staged
+    for i in range(3):
+        at.append({name: tensor.clone() for name, tensor in changing.items()})
+        write = saves.begin(tmp_path / str(i), lambda: changing, 10_000, {"format": "test", "step": i})
+        write.copied.result(60)
+        for tensor in changing.values():
+            tensor.add_(1)
+        write.written.result(60)
+    for i, expected in enumerate(at):
+        read = checkpoint.empty_like(expected)
+        checkpoint.restore(tmp_path / str(i), read, rank_mesh)
+        assert all(torch.equal(read[name], tensor) for name, tensor in expected.items())
+    if keep_memory:
+        assert places[0] == places[1] == places[2]
+    saves.close()
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "swap"])
 def test_a_damaged_file_is_named(saved, rank_mesh, damage):
     directory, written = saved
