@@ -20,6 +20,8 @@ from rljax.rewards.process_main import MAX_ANSWER
 
 START_TIMEOUT = 120.0  # seconds; imports of the user's module may take long
 LAST_WORDS = 2.0  # seconds for what a process has written to arrive after its end
+STOOD_STILL = 0.1  # seconds that the event loop is late: it was held up, and answers may wait in the pipe
+TO_READ = 1.0  # seconds for them to be read then
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 # multiprocessing would import the parent's main module, and jax with it. The import path is the parent's.
 _BOOT = """
@@ -93,7 +95,8 @@ class RewardProcess:
         """Sends a job and returns the process's answer.
 
         Raises TimeoutError after `timeout` seconds, ProcessDied if the process ends before it
-        answers.
+        answers. An answer that came in time counts, also if the event loop stood still meanwhile,
+        as it does while engines start.
         """
         assert self._process.stdin is not None
         if self._reader is None or self._reader.done():
@@ -102,12 +105,13 @@ class RewardProcess:
         number = self._number
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
+        deadline = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(deadline):
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the reader reports how
                     self._process.stdin.write(json.dumps({"id": number, **job}).encode() + b"\n")
                     await self._process.stdin.drain()
-                return await answer
+            return await _by(deadline, answer)
         finally:
             self._waiting.pop(number, None)
 
@@ -180,3 +184,14 @@ class RewardProcess:
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
+
+
+async def _by(deadline: float, answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """Waits for an answer until a time of the loop's clock; a late loop first reads what has come."""
+    loop = asyncio.get_running_loop()
+    await asyncio.wait([answer], timeout=deadline - loop.time())
+    if not answer.done() and loop.time() > deadline + STOOD_STILL:
+        await asyncio.wait([answer], timeout=TO_READ)
+    if not answer.done():
+        raise TimeoutError
+    return answer.result()

@@ -32,6 +32,9 @@ def act(prompt, completion):
         sys.exit(0)
     if word == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if word == "after":  # seconds
+        time.sleep(float(argument))
+        return 2.0
     if word == "hang":
         while True:
             time.sleep(0.01)

@@ -108,6 +108,26 @@ def test_hung_reward_is_killed_and_starves_nobody():
     run(main)
 
 
+def test_an_answer_that_came_while_the_event_loop_stood_still_is_no_timeout():
+    """A start that compiles runs no callback for longer than the limit."""
+
+    async def main():
+        async with pool(timeout=1.0) as rewards:
+            await rewards.score(PROMPT, "value 1")
+            asked = asyncio.create_task(rewards.score(PROMPT, "after 0.3"))
+            await asyncio.sleep(0.01)  # the job is in the pipe
+            assert not asked.done()
+            time.sleep(1.5)
+            assert (await asked).reward == 2.0
+            hung = asyncio.create_task(rewards.score(PROMPT, "hang"))
+            await asyncio.sleep(0.01)
+            time.sleep(1.5)
+            with pytest.raises(RewardTimeout):
+                await hung
+
+    run(main)
+
+
 def test_hung_reward_stalls_neither_the_others_nor_the_event_loop():
     async def main():
         async with pool(workers=2, timeout=60.0) as rewards:
