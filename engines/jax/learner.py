@@ -12,6 +12,8 @@ begins: at once, or after the supervised warm-up.
 from __future__ import annotations
 
 import functools
+import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,8 @@ from rljax.hf.spec import ModelSpec
 from rljax.metrics.guardrails import UpdateBound, update_bounds
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX, ROUNDED_AWAY
+
+log = logging.getLogger(__name__)
 
 
 class JaxLearner(PhasedLearner[Phase, Critic]):
@@ -143,10 +147,14 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
 
     def _step(self, phase: Phase, batch: Batch, keep: np.ndarray, anchor: np.ndarray | None) -> dict[str, Mean]:
         cut = self._cut(batch, keep, anchor)
+        compiled, began = phase.compilations(), time.perf_counter()
         with jax.set_mesh(self._mesh):
             before = self._policy.adapters()
             self._policy.trained, means = phase.step(self._policy.trained, self._policy.frozen, cut.parts)
-            return means if before is None else means | {ROUNDED_AWAY: self._policy.rounded_away(before)}
+            means = means if before is None else means | {ROUNDED_AWAY: self._policy.rounded_away(before)}
+        if phase.compilations() > compiled:
+            _tell_of_compilation(cut, time.perf_counter() - began)
+        return means
 
     # Phases
 
@@ -240,3 +248,14 @@ class JaxLearner(PhasedLearner[Phase, Critic]):
         self._phases, self._teacher = Phases(), None
         self._policy.trained = self._policy.frozen = {}
         multihost.leave()
+
+
+def _tell_of_compilation(cut: MicroBatches, seconds: float) -> None:
+    """Says why a step took long: its rows have a size that no step had before."""
+    rows, tokens = cut.parts[0].token_ids.shape
+    trained = cut.parts[0].labels.shape[1]
+    log.info(
+        "update: compiled for %d x %d rows of %d tokens, at most %d trained in a row: %.1f s with the step "
+        "(every eighth of a row's length that the fullest row reaches has a program of its own)",
+        *(len(cut.parts), rows, tokens, trained, seconds),
+    )

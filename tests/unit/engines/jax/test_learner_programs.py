@@ -3,6 +3,7 @@ HF names.
 """
 
 import dataclasses
+import logging
 import math
 
 import jax
@@ -41,7 +42,8 @@ def batch():
     return pack(items, first_fit(items, 64), 64)
 
 
-def test_batches_of_many_sizes_take_few_programs(model_dir):
+def test_batches_of_many_sizes_take_few_programs_and_each_is_said(model_dir, caplog):
+    caplog.set_level(logging.INFO, "rljax")
     learner = JaxLearner(config_of(**{"actor.mb_spec.rows_per_mb": 2}), Pool("jax"), model_dir)
     rng = np.random.default_rng(0)
     for number in range(7):
@@ -56,6 +58,9 @@ def test_batches_of_many_sizes_take_few_programs(model_dir):
     learner.update(batch)
     learner.score(batch)
     assert learner.compilations() == before
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("update: compiled for ")]
+    sizes = {text[: text.index(" trained in a row")] for text in said}
+    assert 1 < len(sizes) == len(said) < 7  # one a size, none for a size that was there before
 
 
 OBJECTIVES = {
