@@ -3,7 +3,7 @@
     python -m tests.mutation                    all of them; prints what came of each
     python -m tests.mutation buffer losses      those with one of these words in kind, file or line
     python -m tests.mutation "in: " "out: "     those of what goes into a run and what comes out of it
-    python -m tests.mutation --list
+    python -m tests.mutation --list             says which, and plants none
 
 A fault is a line of `tests/mutation/faults.py` or `edges.py`. It is planted in a copy of the
 checkout, so that the checkout stays as it is. Each set of tests first passes without a fault.
@@ -19,6 +19,7 @@ Exit status 1 if one is BROKEN, HANGS, or SURVIVED without a reason in docs/test
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -113,20 +114,33 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
     return None
 
 
+def chosen(arguments: Sequence[str] | None = None) -> tuple[list[Fault], bool]:
+    """Returns the faults that a command line asks for, and whether it asks for their list alone."""
+    parser = argparse.ArgumentParser(
+        "python -m tests.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="text of the faults that are planted; none: all are")
+    parser.add_argument("--list", action="store_true", help="print the faults, and plant none")
+    given = parser.parse_args(arguments)
+    found = [fault for fault in (*FAULTS, *EDGES) if not given.words or any(word in str(fault) for word in given.words)]
+    if not found:
+        parser.error(f"no fault has {' or '.join(map(repr, given.words))} in kind, file or line (--list says what they have)")
+    return found, given.list
+
+
 def main() -> int:
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    chosen = [fault for fault in (*FAULTS, *EDGES) if not words or any(word in str(fault) for word in words)]
-    if "--list" in sys.argv:
-        print(*chosen, sep="\n")
+    faults, listed = chosen()
+    if listed:
+        print(*faults, sep="\n")
         return 0
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
         checkout = Path(scratch) / "checkout"
         copy_checkout(checkout)
-        if failing := first_failing(chosen, checkout):
+        if failing := first_failing(faults, checkout):
             print(f"{' '.join(failing)}: not passed without a fault", flush=True)
             return 1
-        for fault in chosen:
+        for fault in faults:
             began = time.monotonic()
             outcome = try_fault(fault, checkout)
             known = outcome == SURVIVED and bool(fault.equivalent)
