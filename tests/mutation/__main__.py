@@ -9,7 +9,8 @@ A fault is a line of `tests/mutation/faults.py` or `edges.py`. It is planted in 
 checkout, so that the checkout stays as it is. Each set of tests first passes without a fault.
 
 killed      a test failed
-timed out   a test ran past its limit of TEST_TIMEOUT, which ended it: the suite sees the fault
+timed out   a test ran past its limit of TEST_TIMEOUT, or its run past the watchdog's, which ended
+            it: the suite sees the fault
 HANGS       the tests went on past TIMEOUT: no limit of theirs ended them, and whoever runs them waits
 SURVIVED    all tests passed
 BROKEN      no test ran, or something that they need is not installed
@@ -47,7 +48,9 @@ TEST_TIMEOUT = 90  # seconds per test, which take up to 10 without a fault
 TIMEOUT = 600.0  # seconds per fault
 KILLED, TIMED_OUT, SURVIVED, HANGS, BROKEN = "killed", "timed out", "SURVIVED", "HANGS", "BROKEN"
 BAD = (SURVIVED, HANGS, BROKEN)
-TEST_TIMED_OUT = 124  # exit status of a child, as of coreutils' timeout; pytest's own are below 10
+PYTEST = 100  # exit status of a child: this and pytest's own, which is below 10
+TEST_TIMED_OUT = 124  # as of coreutils' timeout
+RUN_HUNG = 3  # rljax.process.watchdog.EXIT_HANG: the child is a run's process too, and is ended as one
 
 
 class Reports:
@@ -76,12 +79,13 @@ def try_fault(fault: Fault, checkout: Path) -> str:
         status = _in_child(checkout, fault.tests)
     finally:
         path.write_text(text)
-    return {None: HANGS, 0: SURVIVED, 1: KILLED, TEST_TIMED_OUT: TIMED_OUT}.get(status, BROKEN)
+    seen = {TEST_TIMED_OUT: TIMED_OUT, RUN_HUNG: TIMED_OUT, PYTEST + pytest.ExitCode.TESTS_FAILED: KILLED}
+    return {None: HANGS, PYTEST: SURVIVED, **seen}.get(status, BROKEN)
 
 
 def first_failing(faults: Sequence[Fault], checkout: Path) -> Sequence[str]:
     """Returns the first tests that do not pass without a fault; they would kill any. Else ()."""
-    return next((tests for tests in dict.fromkeys(fault.tests for fault in faults) if _in_child(checkout, tests) != 0), ())
+    return next((tests for tests in dict.fromkeys(fault.tests for fault in faults) if _in_child(checkout, tests) != PYTEST), ())
 
 
 def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
@@ -102,7 +106,8 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
         reports = Reports()
         status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", f"--timeout={TEST_TIMEOUT}", *tests], [reports])
         skipped = status == 0 and not reports.ran  # for something that is not installed
-        os._exit(TEST_TIMED_OUT if reports.timed_out else int(pytest.ExitCode.NO_TESTS_COLLECTED if skipped else status))
+        own = PYTEST + int(pytest.ExitCode.NO_TESTS_COLLECTED if skipped else status)
+        os._exit(TEST_TIMED_OUT if reports.timed_out else own)
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -12,6 +12,7 @@ TEXT = "tests/unit/engines/http/test_server_text.py::"
 ENGINE = "tests/unit/engine/test_engine.py::"
 POOL = "tests/unit/rewards/test_reward_pool.py::"
 TIMEOUT = "tests/unit/rollout/test_episode_timeout.py::"
+FALSE_LISTENER = "tests/unit/messaging/test_handshake.py::test_no_way_to_connect_follows_a_false_listener"
 FSDP = "tests/unit/engines/cuda/test_fsdp_plugin.py::"
 CERTIFICATE = "tests/unit/experiments/test_parity_certificate.py::test_both_learners_and_the_sampler_agree_with_the_oracle"
 
@@ -114,11 +115,11 @@ EDGES = (
         ),
     ),
     _at(
-        "tests/unit/workers/test_server.py::test_false_listener_learns_no_secret_and_commands_no_worker",
+        FALSE_LISTENER,
         *("rljax/messaging/handshake.py", "            handshake.verify(await read())", "            await read()"),
     ),
     _at(
-        "tests/unit/messaging/test_handshake.py",
+        FALSE_LISTENER,
         "rljax/messaging/handshake.py",
         "    handshake.verify(receive(connection, UNPROVED, deadline=deadline))\n    connection.settimeout(None)",
         "    receive(connection, UNPROVED, deadline=deadline)\n    connection.settimeout(None)",
