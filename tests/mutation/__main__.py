@@ -133,6 +133,11 @@ def chosen(arguments: Sequence[str] | None = None) -> tuple[list[Fault], bool]:
     return found, given.list
 
 
+def exit_status(counts: Counter[str]) -> int:
+    """Returns 1 if there is a fault that no test sees or that makes tests hang or unable to run."""
+    return 1 if any(counts[outcome] for outcome in BAD) else 0
+
+
 def main() -> int:
     faults, listed = chosen()
     if listed:
@@ -154,7 +159,7 @@ def main() -> int:
             if known:
                 print(f"          {fault.equivalent}", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
-    return 1 if any(counts[outcome] for outcome in BAD) else 0
+    return exit_status(counts)
 
 
 if __name__ == "__main__":
