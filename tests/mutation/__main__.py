@@ -88,6 +88,11 @@ def first_failing(faults: Sequence[Fault], checkout: Path) -> Sequence[str]:
     return next((tests for tests in dict.fromkeys(fault.tests for fault in faults) if _in_child(checkout, tests) != PYTEST), ())
 
 
+def _output_of(checkout: Path) -> Path:
+    """Returns the file that has what the last tests said."""
+    return checkout.with_name("output")
+
+
 def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
     """Runs pytest in a fork, which has the libraries and nothing of the project in memory.
 
@@ -96,9 +101,9 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
     child = os.fork()
     if child == 0:
         os.setsid()
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
+        with _output_of(checkout).open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
         for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "rljax")]:
             del sys.modules[name]
         os.chdir(checkout)
@@ -148,6 +153,7 @@ def main() -> int:
         checkout = Path(scratch) / "checkout"
         copy_checkout(checkout)
         if failing := first_failing(faults, checkout):
+            print(_output_of(checkout).read_text(errors="replace"))
             print(f"{' '.join(failing)}: not passed without a fault", flush=True)
             return 1
         for fault in faults:
