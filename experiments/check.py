@@ -15,7 +15,6 @@ import asyncio
 import dataclasses
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -44,15 +43,13 @@ JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
 
 T = TypeVar("T")
 
-FROM_SCRATCH = "the model from scratch (actor.init_from_scratch)"
-
 
 def check() -> None:
     from rljax.sanity.findings import Report
 
     config = main.config_from_flags()
-    with tempfile.TemporaryDirectory(prefix="rljax-check-") as scratch:
-        report = Report(Checks(config, Path(scratch)).run())
+    with main.scratch_directory() as scratch:
+        report = Report(Checks(config, scratch).run())
     print(json.dumps(report.json()) if JSON.value else report, flush=True)
     if not report.is_ready:
         sys.exit(1)
@@ -95,10 +92,10 @@ class Checks:
         return [self._without_scratch(finding) for finding in self._findings]
 
     def _without_scratch(self, finding: Finding) -> Finding:
-        """Names the model from scratch in place of its directory, which is gone after the checks."""
-        directory = str(self._scratch / "init")
-        told = {name: getattr(finding, name).replace(directory, FROM_SCRATCH) for name in ("part", "line", "remedy")}
-        return dataclasses.replace(finding, **told)
+        part, line, remedy = (
+            main.without_scratch(text, self._scratch) for text in (finding.part, finding.line, finding.remedy)
+        )
+        return dataclasses.replace(finding, part=part, line=line, remedy=remedy)
 
     def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
         """Returns what an action returns; None after a UserError, which becomes a finding."""

@@ -16,7 +16,6 @@ the extra [torch]; docs/compare.md has examples.
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 from absl import flags
@@ -50,8 +49,8 @@ def compare() -> None:
     if JSON.value:
         main.check_writable(Path(JSON.value))
     config = config_io.resolve(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        model_dir = prepare_model_directory(config.actor, Path(scratch) / "init", seed=config.seed)
+    with main.scratch_directory() as scratch:
+        model_dir = prepare_model_directory(config.actor, scratch / "init", seed=config.seed)
         other_dir = Path(OTHER.value) if OTHER.value else model_dir
         read_config(other_dir)  # refuses what is no model, before the first engine works for minutes
         case = make_case(config, model_dir, prompts=PROMPTS.value, tokens=TOKENS.value, dtype=DTYPE.value)
@@ -59,7 +58,7 @@ def compare() -> None:
     for pair in pairs:
         print("\n".join(pair.lines()))
     if JSON.value:
-        write_json(Path(JSON.value), str(model_dir), pairs)
+        write_json(Path(JSON.value), main.without_scratch(str(model_dir), scratch), pairs)
     if not all(pair.agrees for pair in pairs):
         sys.exit(INCONSISTENT)
 

@@ -20,7 +20,6 @@ import dataclasses
 import itertools
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,8 +82,8 @@ def evaluate() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.experiments import evaluated_policy
 
-    with tempfile.TemporaryDirectory(prefix="rljax-evaluate-") as scratch:
-        found = evaluated_policy.find(config, workdir=workdir, step=STEP.value, model=MODEL.value, scratch=Path(scratch))
+    with main.scratch_directory() as scratch:
+        found = evaluated_policy.find(config, workdir=workdir, step=STEP.value, model=MODEL.value, scratch=scratch)
         _evaluate(config, pools, found, out)
 
 

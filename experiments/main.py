@@ -22,6 +22,7 @@ import re
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -48,6 +49,7 @@ EXTRAS = {  # package -> extra that has it
     "vl_convert": "report",
     "PIL": "vision",
 }
+FROM_SCRATCH = "the model from scratch (actor.init_from_scratch)"
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FULL = os.strerror(errno.ENOSPC)
 
@@ -141,6 +143,26 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UserError(f"--json: cannot write {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Yields a directory that is deleted afterwards.
+
+    A UserError that leaves it names the model that was made from scratch in its `init` as such: by
+    its place nobody would find it.
+    """
+    with tempfile.TemporaryDirectory(prefix="rljax-") as name:
+        try:
+            yield Path(name)
+        except UserError as error:
+            error.args = tuple(without_scratch(str(each), Path(name)) for each in error.args)
+            raise
+
+
+def without_scratch(text: str, scratch: Path) -> str:
+    """Returns a text with the model from scratch named in place of its directory in `scratch`."""
+    return text.replace(str(scratch / "init"), FROM_SCRATCH)
 
 
 def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoReturn:

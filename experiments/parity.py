@@ -17,7 +17,6 @@ bfloat16 derived from what rounding does to transformers' model (parity_bounds.p
 from __future__ import annotations
 
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,9 +49,9 @@ def parity() -> None:
     if JSON.value:
         main.check_writable(Path(JSON.value))
     config = config_io.resolve(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        model_dir = prepare_model_directory(config.actor, Path(scratch) / "init", seed=config.seed)
-        report = certify(config, model_dir, Path(scratch), DTYPE.value, SEQUENCES.value, LENGTH.value)
+    with main.scratch_directory() as scratch:
+        model_dir = prepare_model_directory(config.actor, scratch / "init", seed=config.seed)
+        report = certify(config, model_dir, scratch, DTYPE.value, SEQUENCES.value, LENGTH.value)
     print("\n".join(report.lines()))
     if JSON.value:
         report.write(Path(JSON.value))

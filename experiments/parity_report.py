@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.errors import UserError
+from rljax.experiments import main
 from rljax.experiments.parity_bounds import ResultBounds, UpdateBounds
 from rljax.experiments.parity_case import Case, Result, Tensors, Update, Vector
 
@@ -90,7 +91,7 @@ class Report:
             for check in self.checks
         ]
         report = {
-            "model": str(self.case.model_dir),
+            "model": main.FROM_SCRATCH if self.case.config.actor.init_from_scratch else str(self.case.model_dir),
             "dtype": self.case.config.actor.dtype,
             "tokens": self.tokens,
             "verdict": self.verdict,

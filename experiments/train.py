@@ -98,7 +98,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
         Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog,
     ):
         directory.begin(config)
-        require_checkpoints(directory.path, directory.read_status().step)
+        require_checkpoints(directory.path, directory.finished_steps())
         context.read(directory.path)  # refuses a damaged one now, before minutes of work
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))

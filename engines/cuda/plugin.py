@@ -87,7 +87,7 @@ class FsdpPlugin(Plugin):
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
         pool = allocation.learner
-        check_fit(dataclasses.replace(allocation, sampler=None), visible_gpus(), on_host=True)
+        check_fit(allocation, visible_gpus(), on_host=True)  # the sampler's engine counts its own
         if not config.actor.init_from_scratch and takes_pictures(config.actor.path) and pool is not None:
             split = [dim for dim, size in (("t", pool.tensor), ("c", pool.context)) if size > 1]
             if split:

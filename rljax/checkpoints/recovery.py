@@ -35,18 +35,20 @@ def require_checkpoints(workdir: Path, step: int) -> None:
       step: finished steps of the run in `workdir`; 0 of a new one.
 
     Raises:
-      UserError: the run had saved a checkpoint and there is none, or `checkpoints` is no directory.
+      UserError: the run had saved a checkpoint and there is none, or its journals, which would say
+        so, are gone too; or `checkpoints` is no directory.
     """
     directory = workdir / "checkpoints"
     if os.path.lexists(directory) and not directory.is_dir():
         raise UserError(f"checkpoints: {directory} is no directory (move it away, and put the run's checkpoints there)")
     if Checkpoints(directory, 1).steps():
         return
-    saved = Journals(workdir / "journal").saved()
-    if saved is not None:
+    journals = Journals(workdir / "journal").steps()
+    if 0 not in journals and (journals or step):
+        known = f"saved one at step {max(journals)}" if journals else f"has made {step} steps, and journal/ is gone too"
         raise UserError(
-            f"checkpoints: none in {directory}, though the run saved one at step {saved} (put it back; another --workdir,"
-            f" or this one without its files, to start over)"
+            f"checkpoints: none in {directory}, though the run {known} (put it back; another --workdir, or this one"
+            f" without its files, to start over)"
         )
     if step:
         log.warning("no checkpoint had been saved yet: steps 1-%d are done again", step)

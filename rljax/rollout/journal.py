@@ -334,13 +334,13 @@ class Journals:
             if path.name not in names:
                 path.unlink()
 
-    def saved(self) -> int | None:
-        """Returns the step of the newest checkpoint known to have been whole; None without one.
+    def steps(self) -> set[int]:
+        """Returns the steps of the checkpoints that have a journal.
 
-        The journal of a new run's beginning is there until the first checkpoint is.
+        0 is of a new run's beginning, whose journal is there until the first checkpoint is whole:
+        without it, the newest is that of a checkpoint that was whole.
         """
-        steps = {int(path.stem) for path in self._directory.glob("*.journal") if path.stem.isdigit()}
-        return None if 0 in steps else max(steps, default=None)
+        return {int(path.stem) for path in self._directory.glob("*.journal") if path.stem.isdigit()}
 
     def close(self) -> None:
         while self._open:

@@ -25,6 +25,7 @@ init/             the initial model of a run with actor.init_from_scratch
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import itertools
@@ -42,7 +43,7 @@ from rljax import json_fields
 from rljax.config.schema import Config, StatsLoggerConfig
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
-from rljax.json_lines import LineFile, misplaced
+from rljax.json_lines import LineFile, misplaced, newest_step
 from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
@@ -81,7 +82,10 @@ class RunDirectory:
             raise UserError(f"--workdir: {path} is in use by process {owner} (wait for it, or choose another)") from None
         try:
             _check_places(path)
-        except UserError:
+        except UserError as error:
+            with contextlib.suppress(UserError):  # the place of status.json itself may be taken
+                if self.status.is_file():
+                    self.fail(str(error))
             self._lock.close()
             raise
         self._lock.truncate(0)
@@ -140,13 +144,10 @@ class RunDirectory:
     def fail(self, error: str) -> None:
         """Marks the run as failed, at the step of status.json.
 
-        A run that has ended by itself stays so where `begin` refused the command, which is then
-        none of that run's.
+        So is one that had finished, where a later command fails: what status.json says is how the
+        last command ended, as its exit status does. The same config again finds it finished.
         """
-        status = self.read_status()
-        if status.has_ended and self.configs is None:
-            return
-        self.write_status(dataclasses.replace(status, state=RunState.FAILED, error=error))
+        self.write_status(dataclasses.replace(self.read_status(), state=RunState.FAILED, error=error))
 
     def stop(self) -> None:
         """Marks a run that was running as stopped, at the step of status.json."""
@@ -155,7 +156,7 @@ class RunDirectory:
             self.write_status(dataclasses.replace(status, state=RunState.STOPPED))
 
     def read_status(self) -> Status:
-        """Reads status.json. A new directory is running at step 0."""
+        """Reads status.json. A new directory is running at step 0. Raises UserError."""
         if not self.status.exists():
             return Status(RunState.RUNNING, step=0, version=0)
         try:
@@ -163,6 +164,13 @@ class RunDirectory:
         except UserError as error:
             raise UserError(f"--workdir: {error} (delete it to go on)") from None
         return dataclasses.replace(status, state=RunState(status.state))
+
+    def finished_steps(self) -> int:
+        """Returns the finished steps of the run, of which status.json or metrics.jsonl knows.
+
+        Raises UserError if status.json can't be read.
+        """
+        return max(self.read_status().step, newest_step(self.path / "metrics.jsonl") or 0)
 
     def close(self) -> None:
         """Releases the lock."""

@@ -14,7 +14,7 @@ from rljax.process.descendants import MARK, end_all, new_mark
 from rljax.process.tasks import Tasks
 from rljax.rollout.producer import retry_delay
 
-MAX_DEATHS = 5  # deaths of workers without a finished group in between that end the run
+MAX_DEATHS = 5  # deaths of one worker that end the run, if no group was finished in between
 GRACE = 5.0  # seconds between the end of the run and SIGKILL
 TAIL = 20  # lines of a worker's log in an error
 
@@ -38,7 +38,7 @@ class WorkerProcesses:
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._mark = new_mark()
-        self._deaths = 0  # since the last finished group
+        self._deaths: collections.Counter[int] = collections.Counter()  # of each worker since the last finished group
         self._closing = False
 
     def start(self, address: str, token: str, failed: Callable[[BaseException], None]) -> None:
@@ -57,7 +57,7 @@ class WorkerProcesses:
 
     def reset_deaths(self) -> None:
         """Forgets the deaths so far. Call it when a group was finished."""
-        self._deaths = 0
+        self._deaths.clear()
 
     async def close(self) -> None:
         """Waits GRACE seconds for the workers to end by themselves, and kills the others."""
@@ -100,18 +100,18 @@ class WorkerProcesses:
             if status == 1 and last.startswith("error: "):  # bad input: a restart would fail again
                 failed(UserError(last.removeprefix("error: ")))
                 return
-            self._deaths += 1
+            self._deaths[index] += 1  # of one alone: what freezes or kills all of them at once is one event
             log.warning("worker %d ended with status %d and is started again (%s)", index, status, path)
-            if self._deaths >= MAX_DEATHS:
+            if self._deaths[index] >= MAX_DEATHS:
                 failed(_too_many_deaths(index, status, path, lines))
                 return
-            await asyncio.sleep(retry_delay(self._deaths))
+            await asyncio.sleep(retry_delay(self._deaths[index]))
 
 
 def _too_many_deaths(index: int, status: int, path: Path, lines: Sequence[str]) -> TooManyFailures:
     error = TooManyFailures(
-        f"rollout.workers: workers died {MAX_DEATHS} times without finishing a group; the last, worker {index}, with status"
-        f" {status} (see {path})"
+        f"rollout.workers: worker {index} died {MAX_DEATHS} times, and no worker finished a group in between; the last"
+        f" time with status {status} (see {path})"
     )
     error.__cause__ = WorkerLost("\n".join(["the end of its log:", *lines]))
     return error

@@ -11,6 +11,10 @@ SERVER = "tests/unit/engines/http/test_http_server.py::"
 TEXT = "tests/unit/engines/http/test_server_text.py::"
 ENGINE = "tests/unit/engine/test_engine.py::"
 POOL = "tests/unit/rewards/test_reward_pool.py::"
+TIMEOUT = "tests/unit/rollout/test_episode_timeout.py::"
+FALSE_LISTENER = "tests/unit/messaging/test_handshake.py::test_no_way_to_connect_follows_a_false_listener"
+FSDP = "tests/unit/engines/cuda/test_fsdp_plugin.py::"
+CERTIFICATE = "tests/unit/experiments/test_parity_certificate.py::test_both_learners_and_the_sampler_agree_with_the_oracle"
 
 
 def _at(test: str, file: str, old: str, new: str, equivalent: str = "") -> Fault:
@@ -97,5 +101,79 @@ EDGES = (
     _at(
         "tests/unit/hf/test_agreement.py::test_an_export_names_the_ids_that_ended_turns_in_training",
         *("rljax/hf/turn_ends.py", "if not set(ids) <= set(_listed", "if False and not set(ids) <= set(_listed"),
+    ),
+    _at(
+        TIMEOUT + "test_a_tool_that_never_returns_costs_its_prompt_alone",
+        *("rljax/sampling.py", "            config.episode_timeout,", "            None,"),
+    ),
+    _at(
+        "tests/unit/process/test_watchdog.py::test_the_innermost_frame_of_a_suspended_task_is_named",
+        *(
+            "rljax/process/watchdog.py",
+            'waiting = getattr(waiting, "gi_yieldfrom" if',
+            'waiting = None and getattr(waiting, "" if',
+        ),
+    ),
+    _at(
+        FALSE_LISTENER,
+        *("rljax/messaging/handshake.py", "            handshake.verify(await read())", "            await read()"),
+    ),
+    _at(
+        FALSE_LISTENER,
+        "rljax/messaging/handshake.py",
+        "    handshake.verify(receive(connection, UNPROVED, deadline=deadline))\n    connection.settimeout(None)",
+        "    receive(connection, UNPROVED, deadline=deadline)\n    connection.settimeout(None)",
+    ),
+    _at(
+        "tests/unit/engines/cuda/test_broadcast.py::test_stores_listen_on_loopback_alone",
+        *(
+            "engines/cuda/distributed.py",
+            "socket.create_server((LOOPBACK, port), backlog",
+            'socket.create_server(("", port), backlog',
+        ),
+    ),
+    _at(
+        "tests/unit/engines/cuda/test_broadcast.py::test_stores_listen_on_loopback_alone",
+        *("engines/cuda/broadcast.py", "master_listen_fd=store.detach()", ""),
+    ),
+    _at(
+        TEXT + "test_a_long_text_keeps_nobody_waiting",
+        *("engines/http/server.py", "await asyncio.get_running_loop().run_in_executor(self._parsers, parse)", "parse()"),
+    ),
+    _at(
+        TEXT + "test_a_long_text_keeps_nobody_waiting",
+        *("rljax/agents/exchange.py", "if length > LONG else", "if False else"),
+    ),
+    *(
+        _at(CERTIFICATE, f"engines/{file}", f"{before}config.gconfig.temperature", f"{before}config.gconfig.top_p")
+        for file, before in (
+            ("jax/functions.py", "self._temperature = logit_rows_of(config, policy.spec, policy.mesh), "),
+            ("cuda/learner.py", "temperature = self._"),
+            ("cuda/learner.py", "1.0 if self._sft else self._"),
+        )
+    ),
+    *(
+        _at(
+            CERTIFICATE,
+            f"backends/{backend}/losses.py",
+            "_total(-used * advantage, mask, weight)",
+            "_total(used * advantage, mask, weight)",
+        )
+        for backend in ("jax", "torch")
+    ),
+    _at(
+        FSDP + "test_pools_that_do_not_fit_the_machine_are_refused",
+        *("engines/cuda/devices.py", "    if max(ends, default=0) > here:", "    if False:"),
+    ),
+    *(
+        _at(FSDP + "test_a_run_whose_pools_do_not_fit_is_refused_before_it_starts", "engines/cuda/plugin.py", old, "pass")
+        for old in (
+            "check_fit(dataclasses.replace(allocation, learner=None), visible_gpus(), on_host=self.on_host(config))",
+            "check_fit(allocation, visible_gpus(), on_host=True)",
+        )
+    ),
+    _at(
+        FSDP + "test_ranks_wait_for_rank_0_as_long_as_it_waits_for_servers",
+        *("engines/cuda/learner.py", "join(pool, config.recover.hang_timeout)", "join(pool, config.control_timeout)"),
     ),
 )

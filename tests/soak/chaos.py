@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from rljax.messaging.listener import MAX_UNPROVED
+from rljax.messaging.web_server import MAX_STRANGERS
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS, PROMPTS, SAMPLES, LAG, BATCH = 2, 300, 2, 2, 4
@@ -87,9 +88,9 @@ class Chaos:
         self.processes = {("server", port): None for port in self.ports} | {("worker", i): None for i in range(WORKERS)}
         self.trainer, self.killed, self.was_full, self.began_at = None, False, False, 0
         self.silent, self.wake = [], []  # connections that say nothing; (when, process) of those that are stopped
-        self.strangers = set()  # ports from which this process has connected
+        self.strangers = set()  # (port here, port of the door) of what this process has connected
         settings = {"epochs": EPOCHS, "prompts": PROMPTS, "samples": SAMPLES, "lag": LAG, "batch": BATCH}
-        settings["unproved"] = MAX_UNPROVED + 1  # and the one that waits for room
+        settings["unproved"] = {"trainer": MAX_UNPROVED + 1, "server": MAX_STRANGERS + 1}  # and the one that waits for room
         (directory / "settings.json").write_text(json.dumps(settings))
 
     # Processes
@@ -180,9 +181,9 @@ class Chaos:
                 self.silent.append(self.connect(self.some_door()))
 
     def connect(self, port):
-        """Connects as a stranger, whom `sample` knows by the port."""
+        """Connects as a stranger, whom `sample` knows by both ports."""
         connection = socket.create_connection(("127.0.0.1", port), timeout=1)
-        self.strangers.add(connection.getsockname()[1])
+        self.strangers.add((connection.getsockname()[1], port))
         return connection
 
     def some_door(self):
@@ -248,8 +249,8 @@ class Chaos:
             for key, process in [(("trainer", 0), self.trainer), *self.processes.items()]:
                 with contextlib.suppress(psutil.Error):
                     seen = psutil.Process(process.pid)
-                    peers = [c.raddr.port for c in seen.net_connections("tcp4") if c.raddr]
-                    strangers = sum(port in self.strangers for port in peers)
+                    peers = [(c.raddr.port, c.laddr.port) for c in seen.net_connections("tcp4") if c.raddr]
+                    strangers = sum(ports in self.strangers for ports in peers)
                     used = {"files": seen.num_fds() - strangers, "strangers": strangers, "bytes": seen.memory_info().rss}
                     line = {"name": f"{key[0]} {key[1]}", "pid": process.pid} | used
                     file.write(json.dumps(line) + "\n")

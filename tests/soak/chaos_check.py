@@ -4,8 +4,8 @@
 
 Prints a line per violation; exit status 1 if there is any. DIRECTORY has
 
-    settings.json    {"epochs", "prompts", "lag", "batch", "samples": per prompt, "unproved": strangers
-                     that the trainer's door takes at once}
+    settings.json    {"epochs", "prompts", "lag", "batch", "samples": per prompt, "unproved":
+                     {"trainer", "server": strangers that its door takes at once}}
     ledger.jsonl     {"step", "uids", "lag"} per step that was trained; of a step that was made
                      again after a kill the last line counts
     endings.jsonl    {"code", "killed", "disk_full", "status": what status.json said} per trainer
@@ -73,8 +73,9 @@ def of_samples(settings, samples):
         by_process[sample["name"], sample["pid"]].append(sample)
     for (name, pid), found in by_process.items():
         where, strangers = f"{name} (process {pid})", max(s["strangers"] for s in found)
-        if name.startswith("trainer") and strangers > settings["unproved"]:
-            yield f"{where} had {strangers} connections of strangers, and not {settings['unproved']} at most"
+        most = settings["unproved"].get(name.split()[0], 0)  # a worker has no door
+        if strangers > most:
+            yield f"{where} had {strangers} connections of strangers, and not {most} at most"
         if len(found) < LONG:
             continue
         halves = found[STARTING : len(found) // 2], found[len(found) // 2 :]

@@ -7,7 +7,7 @@ import pytest
 from tests.soak import chaos_check
 from tests.soak.chaos import chaos
 
-SETTINGS = {"epochs": 1, "prompts": 4, "samples": 1, "lag": 2, "batch": 2, "unproved": 17}
+SETTINGS = {"epochs": 1, "prompts": 4, "samples": 1, "lag": 2, "batch": 2, "unproved": {"trainer": 17, "server": 9}}
 LEDGER = [
     {"step": 1, "uids": ["0/0", "0/1"], "lag": 0},
     {"step": 2, "uids": ["0/0", "0/2"], "lag": 2},  # undone by a kill
@@ -68,8 +68,9 @@ def test_the_checker_sees_growth_and_no_coming_and_going(tmp_path):
     leak = {"files": lambda second: 10 + 3 * second}  # of samples 5 to 29 and 30 to 59 the least are 25 and 100
     assert said("server 1", **leak) == ["server 1 (process 7) has 75 more files in its second half, of 60 s"]
     busy = {"files": lambda second: 10 + second * (second % 20 > 0)}  # more and more, but it comes to rest
-    assert not said("server 1", **busy, strangers=lambda second: 30)
-    crowd = ["trainer 0 (process 7) had 18 connections of strangers, and not 17 at most"]
-    assert said("trainer 0", strangers=lambda second: 18 * (second == 3)) == crowd
+    for name, most in (("trainer 0", 17), ("server 1", 9), ("worker 1", 0)):
+        assert not said(name, **busy, strangers=lambda second, most=most: most)
+        crowd = [f"{name} (process 7) had {most + 1} connections of strangers, and not {most} at most"]
+        assert said(name, strangers=lambda second, most=most: (most + 1) * (second == 3)) == crowd
     heavy = said("worker 1", bytes=lambda second: second << 20)
     assert heavy == [f"worker 1 (process 7) has {30 << 20} more bytes in its second half, of 60 s"]

@@ -649,6 +649,9 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_one_that_had_saved_none_
     shutil.rmtree(lost / "checkpoints")
     with pytest.raises(UserError, match=r"checkpoints: none in .*saved one at step 4 .*--workdir"):
         require_checkpoints(lost, 5)
+    shutil.rmtree(lost / "journal")
+    with pytest.raises(UserError, match=r"checkpoints: none in .*has made 5 steps, and journal/ is gone too .*--workdir"):
+        require_checkpoints(lost, 5)
     assert not (unsaved / "checkpoints" / "8").exists()
     require_checkpoints(new, 0)
     assert not caplog.messages or "done again" not in caplog.text

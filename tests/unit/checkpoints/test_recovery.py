@@ -103,3 +103,27 @@ def test_groups_that_wait_are_in_a_checkpoint_and_a_rollback_takes_the_newest_it
     found, restored = asyncio.run(scenario())
     assert [(step, len(entries)) for step, _, entries in found] == [(2, 2), (1, 1), (2, 2)]
     assert [entry.ticket.prompt.uid for entry in restored.entries()] == ["0/0", "0/1", "0/2"]
+
+
+def test_once_a_checkpoint_is_whole_only_its_journal_takes_groups_and_those_of_checkpoints_that_went_are_gone(tmp_path):
+    run = make_run(tmp_path, {"saver.keep_last": 2})
+    limits = Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=None)
+    buffer = Buffer(Numbers(9), limits)
+    recovery = Recovery(run.config, tmp_path, run.engine.learner, buffer)
+
+    def sizes():
+        return {int(path.stem): path.stat().st_size for path in (tmp_path / "journal").iterdir()}
+
+    async def scenario():
+        await recovery.restore()
+        for step in (1, 2, 3, 4):
+            await recovery.save(step, STATE, wait=True)
+            assert sizes().keys() == {max(step - 1, 1), step}  # and not 0, of the run's beginning
+        before = sizes()
+        ticket = buffer.admit()
+        recovery.journals.append(ticket, Group(ticket.prompt.uid, (example(ticket.prompt),)), accepted=True)
+        after = sizes()
+        await recovery.close()
+        return [step for step in after if after[step] > before[step]]
+
+    assert asyncio.run(scenario()) == [4]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from rljax.errors import TooManyFailures, UserError
+from rljax.errors import PluginFailed, TooManyFailures, UserError
 from rljax.experiments import main
 from rljax.sinks import RunState
 from rljax.sinks.run_directory import RunDirectory
@@ -214,6 +214,14 @@ def _status_of(error: BaseException, capfd) -> tuple[int, str]:
         patch.setattr(sys, "argv", ["binary"])
         main.run_main(fails)
     return ended.value.code, capfd.readouterr().err
+
+
+def test_errors_of_a_model_from_scratch_do_not_name_its_directory_which_is_gone():
+    for kind in (UserError, PluginFailed):
+        with pytest.raises(kind) as caught, main.scratch_directory() as scratch:
+            raise kind(f"{scratch / 'init'}: has no chat template (train_dataset.type=...)") from KeyError("its cause")
+        assert str(caught.value) == f"{main.FROM_SCRATCH}: has no chat template (train_dataset.type=...)"
+        assert isinstance(caught.value.__cause__, KeyError) and not scratch.exists()
 
 
 def test_a_full_disk_is_one_line_whoever_writes(tmp_path, capfd):

@@ -33,4 +33,4 @@ def test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone(tmp
     said = findings(tmp_path, [{"prompt": "1+1=", "answer": "2"}], ("rollout.workflow", "tool_use"))
     (error,) = [line for line in said.splitlines() if "no place for tools" in line]
     assert "the model from scratch (actor.init_from_scratch): the chat template has" in error
-    assert "rljax-check-" not in said
+    assert "/init" not in said

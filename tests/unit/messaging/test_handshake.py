@@ -4,6 +4,8 @@ know it either.
 
 import asyncio
 import dataclasses
+import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 
 from rljax.messaging import framing
 from rljax.messaging.framing import UNPROVED, Message
-from rljax.messaging.handshake import ConnectorHandshake, HandshakeError, ListenerHandshake, Refused, connect_async
+from rljax.messaging.handshake import (
+    ConnectorHandshake,
+    HandshakeError,
+    ListenerHandshake,
+    Refused,
+    connect,
+    connect_async,
+)
 
 TOKEN, HELLO = "a secret between us", {"rank": 1, "name": "host 12"}
 
@@ -72,6 +81,39 @@ def test_a_false_listener_that_lets_everyone_in_is_found_out():
     for proof in ("0" * 64, "", None, 3, "é", ["0" * 64]):
         with pytest.raises(HandshakeError, match="does not know this token"):
             connector.verify(Message("welcome", {"proof": proof}))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_no_way_to_connect_follows_a_false_listener(blocking):
+    """It gives back the proof that it was sent."""
+    challenge = Message("challenge", {"nonce": "0" * 32})
+
+    def talk():
+        ours, theirs = socket.socketpair()
+
+        def listen():
+            framing.send(theirs, challenge)
+            proof = framing.receive(theirs, UNPROVED).fields["proof"]
+            framing.send(theirs, Message("welcome", {"proof": proof}))
+
+        with ours, theirs:
+            listener = threading.Thread(target=listen, daemon=True)
+            listener.start()
+            try:
+                connect(ours, TOKEN, HELLO)
+            finally:
+                listener.join()
+
+    async def talk_async():
+        sent = []
+
+        async def read():
+            return Message("welcome", {"proof": sent[0].fields["proof"]}) if sent else challenge
+
+        await connect_async(read, sent.append, TOKEN, HELLO)
+
+    with pytest.raises(HandshakeError, match="does not know this token"):
+        talk() if blocking else asyncio.run(talk_async())
 
 
 def test_a_proof_is_of_its_connection_its_side_and_its_hello_alone():

@@ -100,3 +100,8 @@ async def act_async(prompt, completion):
 
 not_callable = 3
 meeting = []
+
+
+def digits(prompt, completion):
+    """Returns the share of digits among five characters."""
+    return sum(character.isdigit() for character in completion) / 5

@@ -190,6 +190,21 @@ def test_resume_position_keeps_the_capacity():
     assert resumed.capacity == buffer.capacity == 0
 
 
+def test_resume_admits_what_was_in_flight_or_waited_for_another_attempt_before_anything_new():
+    limits = _limits(batch_size=4)
+    buffer = Buffer(Numbers(100), limits)
+    running, failed, *_ = _admit_all(buffer)
+    buffer.requeue(failed, own_fault=True)
+    state = json.loads(json.dumps(buffer.state()))
+    assert len(state["pending"]) == limits.max_concurrent  # and so the one that waits is among them
+    resumed = Buffer(Numbers(100), limits)
+    resumed.restore(state, [])
+    found = {ticket.index: ticket for ticket in _admit_all(resumed)}
+    assert list(found) == list(range(limits.max_concurrent))
+    assert found[running.index] == running
+    assert (found[failed.index].attempt, found[failed.index].failures) == (1, 1)
+
+
 def test_a_run_resumed_with_fewer_groups_to_do_than_it_did_is_complete_whatever_was_in_flight():
     buffer = Buffer(Numbers(100), _limits(groups=20))
     flight = _admit_all(buffer)

@@ -16,12 +16,15 @@ from rljax.types import Prompt
 class Hangs(Repeat):
     """Waits for a tool that never returns, in every episode of prompt 0/1."""
 
+    asked = 0
+
     async def episode(self, generator, prompt, params, seed):
         if prompt.uid == "0/1":
             await self.tool()
         return await super().episode(generator, prompt, params, seed)
 
     async def tool(self):
+        self.asked += 1
         await asyncio.Event().wait()
 
 
@@ -34,15 +37,17 @@ def test_a_tool_that_never_returns_costs_its_prompt_alone(tmp_path):
         "train_dataset.batch_size": 2,
         "gconfig.n_samples": 2,
     }
+    workflow = Hangs()
     run = make_run(
-        tmp_path, overrides, n_prompts=5, workflow=Hangs(), sink=lambda first: sinks.append(MemorySink(first)) or sinks[0]
+        tmp_path, overrides, n_prompts=5, workflow=workflow, sink=lambda first: sinks.append(MemorySink(first)) or sinks[0]
     )
     outcome = train(run)
     assert outcome.step == 2
     assert set(run.engine.learner.trained) == {"0/0", "0/2", "0/3", "0/4"}
     lines = sinks[0].steps.values()
-    # Two samples, and two attempts until the prompt is dropped
-    assert sum(line.get("rollout/failed/episode_timeout", 0) for line in lines) == 2 * 2
+    assert workflow.asked == 2 * 2  # two samples, and two attempts until the prompt is dropped
+    failed = sum(line.get("rollout/failed/episode_timeout", 0) for line in lines)
+    assert failed >= workflow.asked  # on a machine that is busy another episode may be late once
 
 
 def test_a_workflows_own_timeout_is_its_own():

@@ -292,3 +292,23 @@ def test_a_sync_that_fails_is_the_next_appends_error(tmp_path, monkeypatch):
         while True:
             written.append(ticket, _record().group, accepted=True)
     written.close()
+
+
+def test_a_prompts_attempts_are_told_apart(journals):
+    """Each has other seeds, so the group of one is none of another's."""
+    prompt = Prompt("0/7", ({"role": "user", "content": "a"},), {})
+    rejected = {attempt: Ticket(7, prompt, attempt) for attempt in (0, 2)}
+    written = journals()
+    assert not written.begin(0, 0)
+    for attempt, ticket in rejected.items():
+        written.append(ticket, Group("0/7", (_trajectory(float(attempt)),)), accepted=False)
+    written.close()
+    found = journals().begin(0, 0)
+    assert {key: (record.ticket, record.rewards) for key, record in found.items()} == {
+        ("0/7", attempt): (ticket, (float(attempt),)) for attempt, ticket in rejected.items()
+    }
+
+
+def _trajectory(reward):
+    one = np.zeros(1, np.int32)
+    return Trajectory(one, np.zeros(1, bool), np.zeros(1, np.float32), one, reward, {}, Finish.STOP)

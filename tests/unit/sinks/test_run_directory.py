@@ -1,6 +1,7 @@
 """The run directory: what is on disk after writes, kills and resumes."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -217,25 +218,36 @@ def test_status_is_whole_at_any_time_and_fail_keeps_the_step(tmp_path):
     assert not list(tmp_path.glob(".status*"))
 
 
-def test_a_command_that_is_refused_leaves_a_finished_run_finished(tmp_path):
+@pytest.mark.parametrize("state", [RunState.RUNNING, RunState.STOPPED, RunState.FINISHED])
+def test_a_command_that_is_refused_has_failed_whatever_was_there(tmp_path, state):
+    """status.json says how the last command ended, as its exit status does: at `begin`, and before it."""
+    before = Status(state, step=10, version=10, total_steps=10)
+    failed = functools.partial(dataclasses.replace, before, state=RunState.FAILED)
     run = RunDirectory(tmp_path)
-    done = Status(RunState.FINISHED, step=10, version=10, total_steps=10)
-    sink_of(run).status(done)
+    run.write_status(before)
     run.fail("seed: this run began with 1")
-    assert run.read_status() == done
-    sink_of(run).status(dataclasses.replace(done, state=RunState.RUNNING, total_steps=20))  # it goes on
-    run.fail("no room on the disk")
-    assert run.read_status().state is RunState.FAILED
-
-
-def test_a_start_that_fails_in_a_finished_run_has_failed(tmp_path):
-    """The command was one of that run's, so that its exit status and status.json say the same."""
-    run = RunDirectory(tmp_path)
-    done = Status(RunState.FINISHED, step=10, version=10, total_steps=10)
-    run.write_status(done)
+    assert run.read_status() == failed(error="seed: this run began with 1")
     run.begin(config_io.resolve(config_io.from_dict(base.get_config())))
     run.fail("checkpoints: none of those loads")
-    assert run.read_status() == dataclasses.replace(done, state=RunState.FAILED, error="checkpoints: none of those loads")
+    assert run.read_status() == failed(error="checkpoints: none of those loads")
+    run.write_status(before)
+    with pytest.raises(UserError, match="in use by process"):
+        RunDirectory(tmp_path)  # which leaves the status of the run that has it
+    assert run.read_status() == before
+    run.close()
+    (tmp_path / "flight").write_text("")
+    with pytest.raises(UserError, match="is no directory") as refused:
+        RunDirectory(tmp_path)
+    (tmp_path / "flight").unlink()
+    assert RunDirectory(tmp_path).read_status() == failed(error=str(refused.value))
+
+
+def test_a_directory_that_has_no_run_gets_no_status_by_a_refusal(tmp_path):
+    for name in ("best", "status.json"):
+        (tmp_path / name).mkdir() if name == "status.json" else (tmp_path / name).write_text("")
+        with pytest.raises(UserError, match="move it away"):
+            RunDirectory(tmp_path)
+        assert not (tmp_path / "status.json").is_file()
 
 
 def test_a_run_that_is_killed_before_its_first_step_is_known_to_have_been(tmp_path):

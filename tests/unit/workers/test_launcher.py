@@ -60,9 +60,32 @@ def test_those_that_die_are_started_again_until_it_leads_nowhere(tmp_path):
     code = "import os, sys; print('before the end', flush=True); os.kill(os.getpid(), 9)"
     errors, _ = _kept(tmp_path, code, until=lambda errors, seen: errors)
     (error,) = errors
-    assert isinstance(error, TooManyFailures) and f"died {MAX_DEATHS} times" in str(error) and "status -9" in str(error)
+    assert (
+        isinstance(error, TooManyFailures) and f"worker 0 died {MAX_DEATHS} times" in str(error) and "status -9" in str(error)
+    )
     assert "before the end" in str(error.__cause__)
     assert (tmp_path / "logs" / "0.log").read_text().count("before the end") == MAX_DEATHS
+
+
+def test_a_death_of_all_workers_at_once_is_one_of_each(tmp_path):
+    """As when a machine sleeps for longer than the trainer waits: each of them ends, and goes on anew."""
+    count, logs = MAX_DEATHS + 1, tmp_path / "logs"
+    code = f"""
+import pathlib, sys, time
+first = not pathlib.Path(r"{tmp_path}", sys.argv[-1].removeprefix("--name=")).exists()
+pathlib.Path(r"{tmp_path}", sys.argv[-1].removeprefix("--name=")).touch()
+if first:
+    sys.exit(2)
+print("again", flush=True)
+time.sleep(60)
+"""
+    again = lambda errors, seen: all(_text(logs / f"{index}.log") == "again\n" for index in range(count))  # noqa: E731
+    errors, _ = _kept(tmp_path, code, count=count, until=lambda errors, seen: errors or again(errors, seen))
+    assert not errors
+
+
+def _text(path):
+    return path.read_text() if path.exists() else ""
 
 
 def test_a_group_between_two_deaths_counts_for_the_workers(tmp_path):

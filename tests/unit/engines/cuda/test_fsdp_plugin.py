@@ -1,13 +1,18 @@
 """The engine `fsdp` in `allocation_mode`, and the processes it finds."""
 
+import re
+
 import pytest
 import torch
 
 from rljax.config.allocation import Pool, parse
 from rljax.engine import allocate, check, find_plugin
-from rljax.engines.cuda import distributed
+from rljax.engines.cuda import distributed, plugin
+from rljax.engines.cuda.broadcast import BroadcastGroup
 from rljax.engines.cuda.devices import check_fit, visible_gpus
+from rljax.engines.cuda.learner import TorchLearner
 from rljax.errors import UserError
+from rljax.testing import models
 from rljax.testing.models import config_of
 
 
@@ -77,6 +82,44 @@ def test_pools_that_do_not_fit_the_machine_are_refused(mode, visible, local, nee
     else:
         with pytest.raises(UserError, match=f"needs {needed} devices on this machine, and it has {visible}"):
             check_fit(allocation, count, on_host=False, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("mode", "refusal"),
+    [
+        ("sglang:d2+jax:f1", "sglang:d2 needs 2"),
+        ("jax:d1+fsdp:f2", "jax:d1+fsdp:f2 needs 3"),  # up to its last device
+        ("fsdp:f2", "fsdp:f2 needs 2"),
+    ],
+)
+def test_a_run_whose_pools_do_not_fit_is_refused_before_it_starts(monkeypatch, mode, refusal):
+    monkeypatch.setattr(plugin, "installed_release", lambda python: plugin.OLDEST)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    config = config_of(**{"allocation_mode": mode, "gconfig.max_new_tokens": 8})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UserError, match=f"^allocation_mode: {re.escape(refusal)} devices on this machine, and it has 1"):
+        check(config, allocate(config))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    check(config, allocate(config))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    check(config, allocate(config))
+
+
+@pytest.mark.parametrize("hang_timeout", [120.0, 1800.0, 20000.0])
+def test_ranks_wait_for_rank_0_as_long_as_it_waits_for_servers(monkeypatch, tmp_path, hang_timeout):
+    """In a publish they are in a collective while rank 0 pauses servers, joins them and sends."""
+    given = []
+
+    def join(pool, timeout):
+        given.append(timeout)
+        raise UserError("enough")
+
+    monkeypatch.setattr(distributed, "join", join)
+    config = config_of(**{"recover.hang_timeout": hang_timeout})
+    group = BroadcastGroup("nccl", wait=config.control_timeout)
+    with pytest.raises(UserError, match="enough"):
+        TorchLearner(config, Pool("fsdp", fsdp=2), models.make_model(tmp_path))
+    assert given[0] > config.control_timeout + group.join_timeout + group.bucket_timeout
 
 
 def test_processes_that_are_not_there_are_asked_for(monkeypatch):

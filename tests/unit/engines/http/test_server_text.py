@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import aiohttp
 import numpy as np
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from rljax.agents import Dialogue, Endpoint, Guest, SamplingPolicy
+from rljax.agents.exchange import LONG
 from rljax.engines.http import protocol
 from rljax.engines.http.server import SamplerServer, ServerOptions
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
@@ -113,6 +115,43 @@ def test_web_pages_of_other_sites_are_refused(tokenizer):
     for path in ("/generate", "/v1/completions"):
         status, reply, requests = post(tokenizer, body, path=path, headers={"Origin": "http://evil.example"})
         assert status == 403 and "evil.example" in reply["error"]["message"] and not requests
+
+
+TEXT = "a" * (LONG + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "step"),
+    [
+        ("/generate", {"text": TEXT}, "encode_document"),
+        ("/v1/completions", {"model": "m", "prompt": TEXT}, "encode_document"),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": TEXT}]}, "apply_chat_template"),
+    ],
+)
+def test_a_long_text_keeps_nobody_waiting(tokenizer, monkeypatch, path, body, step):
+    """Others are answered while it is encoded, which goes on here once they are."""
+    encode, begun, answered = getattr(type(tokenizer), step), threading.Event(), threading.Event()
+
+    def held(*args, **options):
+        begun.set()
+        assert answered.wait(5), "nobody was answered meanwhile"
+        return encode(*args, **options)
+
+    monkeypatch.setattr(type(tokenizer), step, held)
+
+    async def talk():
+        async with serving(tokenizer, lambda prompt: "36<eos>") as (url, script), aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(session.post(url + path, json=body))
+            assert await asyncio.to_thread(begun.wait, 5)
+            async with session.get(url + "/health") as health:
+                assert health.status == 200
+            answered.set()
+            async with await asked as answer:
+                assert answer.status == 200, await answer.text()
+            (request,) = script.requests
+            assert len(request.prompt_ids) > LONG
+
+    asyncio.run(talk())
 
 
 # OpenAI's endpoint ------------------------------------------------------------------------------------------------------
