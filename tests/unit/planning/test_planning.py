@@ -12,6 +12,7 @@ import pytest
 
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
+from rljax.batching.compaction import compact, kept
 from rljax.chips import CHIPS, GIB, Topology, chip_of
 from rljax.config import io
 from rljax.engine import find_plugin
@@ -19,6 +20,7 @@ from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
+from rljax.experiments.bench.plan_cases import learners, samplers
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
@@ -130,9 +132,9 @@ def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(
 
 
 ROW = {"actor.mb_spec.max_tokens_per_row": 16384, **ONE_EPISODE}
-SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}
+SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}  # segments of 75
 KEPT, FULL = {"actor.gradient_checkpointing": "none"}, {"actor.gradient_checkpointing": "full"}
-H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 38, "completion": 38}
+H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 37, "completion": 38}
 MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
     "qwen3 jax": (37.6, "jax:d1", H200, ROW),
     "qwen3 jax, 2048 logits": (32.7, "jax:d1", H200, ROW | {"actor.logprob_chunk": 2048}),
@@ -174,6 +176,31 @@ def test_a_learner_is_within_a_tenth_of_the_peak_that_the_tpu_compiler_says(case
     keys |= {"actor.logprob_chunk": 2048} if rows == 1 else {}
     footprint = learner_of(mode, shape=shape, topology=topology, **(TRAINED_ALL | keys))
     assert footprint.peak == pytest.approx(1e9 * gigabytes, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["smollm2-135m", "qwen3-0.6b", "qwen3-1.7b"])
+def test_a_learner_is_planned_for_the_positions_that_the_measured_batch_scores(shape):
+    """A row of 1,026 trained tokens takes the next eighth of 2,048, as a plan of trajectories of 37 and 38 tokens has it."""
+    for case in learners(shape):
+        batch = case.rows.batch(shape_of(shape).vocab_size)
+        scored = compact(batch, kept(batch)).tokens.mask.size
+        hidden = 2 * 2 * shape_of(shape).hidden_size  # bfloat16, and their gradient
+        assert case.plan("h200:1").learner.footprint.moments["loss"]["hidden states that are scored"] == hidden * scored
+
+
+def test_the_page_has_the_plans_of_what_was_measured_on_a_gpu_within_a_tenth():
+    cases = [case for shape in ("smollm2-135m", "qwen3-0.6b", "qwen3-1.7b") for case in learners(shape)]
+    for shape in ("qwen3-0.6b", "qwen3-1.7b"):
+        after = max(i for i, case in enumerate(cases) if case.shape == shape)
+        cases[after + 1 : after + 1] = samplers(shape, sglang=False)
+    page = (REPOSITORY / "docs/plan.md").read_text()
+    rows = page.partition("| on one H200 | planned | measured | |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    for case, row in zip(cases, rows, strict=True):
+        name, planned, measured, off = (cell.strip() for cell in row.strip("|").split("|"))
+        assert case.what.split()[-1] in name.replace("`", ""), (case.what, name)
+        assert float(planned) == pytest.approx(case.planned("h200:1") / 1e9, abs=0.005), name
+        assert float(off.rstrip("%")) == pytest.approx(100 * (float(planned) / float(measured) - 1), abs=0.15), name
+        assert float(planned) == pytest.approx(float(measured), rel=0.1), name
 
 
 def test_a_sampler_is_as_large_as_measured():
