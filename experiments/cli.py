@@ -45,7 +45,7 @@ MENUS = {
         "several_gpus",
         "plan_compiler",
         "plan_gpu",
-        "plan_without_data",
+        "plan_no_gpu",
         "tpu_compile",
         "curves",
         "broken_runs",

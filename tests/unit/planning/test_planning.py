@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pallas_tpu
 
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
@@ -338,6 +339,16 @@ def test_each_chip_is_found_by_the_name_that_its_framework_reports():
         assert chip_of(f"NVIDIA {chip.kind}" if chip.platform == "gpu" else chip.kind) is chip
     assert chip_of("NVIDIA H100 80GB HBM3").memory == 79 * GIB
     assert chip_of("cpu") is None
+
+
+@pytest.mark.parametrize("chip", [chip for chip in CHIPS if chip.platform == "tpu"], ids=lambda chip: chip.name)
+def test_a_tpu_is_as_fast_and_as_large_as_jax_has_it(chip):
+    version, cores = pallas_tpu.ChipVersion(chip.name.removeprefix("tpu")), 2 if chip.name in ("v4", "v5p") else 1
+    info = pallas_tpu.get_tpu_info_for_chip(version, cores)  # of one core
+    assert chip.flops == pytest.approx(cores * info.bf16_ops_per_second, rel=0.01)
+    assert chip.memory == pytest.approx(cores * info.hbm_capacity_bytes, rel=0.01)
+    # Google's page has 2,765 GB/s for v5p, JAX 2,460.
+    assert chip.bandwidth == pytest.approx(cores * info.mem_bw_bytes_per_second, rel=0.13 if chip.name == "v5p" else 0.01)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from rljax.backends.jax.sharding import single_device_mesh
-from rljax.chips import Topology, chip_of
+from rljax.chips import GIB, Topology, chip_of
 from rljax.config.allocation import Pool
 from rljax.engines.jax import hlo, topology
 from rljax.engines.jax.learner import JaxLearner
@@ -46,6 +46,18 @@ def model_dir(tmp_path_factory):
 
 def shapes(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+
+
+REFUSED = (  # by libtpu 0.0.42.1: Qwen3-0.6B, 42 rows of 4,096, v5e
+    "update: does not fit a device (fewer rows or slots, or more shards): RESOURCE_EXHAUSTED: Ran out of memory on HBM, the"
+    " total memory required for HLO temporaries (17.82G) exceeds available HBM (15.75G)."
+)
+
+
+def test_what_a_refused_program_would_need_is_what_the_refusal_says_not_what_there_is():
+    assert hlo.needed(REFUSED) == pytest.approx(17.82 * GIB)
+    assert hlo.needed(REFUSED.replace("17.82G", "512M")) == GIB / 2
+    assert hlo.needed("RESOURCE_EXHAUSTED: Ran out of memory on HBM") is None
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])

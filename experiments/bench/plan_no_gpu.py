@@ -1,7 +1,7 @@
-"""Planned and counted peaks of learners on a GPU that is not there, in a table.
+"""Planned and counted peaks of learners without a GPU, in a table.
 
-    python -m experiments.bench.plan_without_data                  # PyTorch
-    python -m experiments.bench.plan_without_data --engine=jax     # needs the extra [cuda]
+    python -m experiments.bench.plan_no_gpu                  # PyTorch
+    python -m experiments.bench.plan_no_gpu --engine=jax     # needs the extra [cuda]
 
 The learners, and the very batches, that experiments.bench.plan_gpu measures. PyTorch's update is
 run on tensors without data, of which every allocation is counted; JAX's is compiled by XLA for a
