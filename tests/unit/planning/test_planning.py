@@ -282,6 +282,15 @@ def test_a_config_that_does_not_fit_fits_with_the_change_that_says_so():
         assert saved == pytest.approx(change.saved)
 
 
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_shards_are_doubled_until_they_fit_or_the_devices_are_used_up(devices):
+    before = plan_of("jax:d1", shape="qwen3-8b", topology=f"h100:{devices}")
+    wider = {str(change.value): change.plan.fits for change in changes(before) if change.key == "allocation_mode"}
+    tried = [2**i for i in range(1, devices.bit_length())]  # 2, 4, ... devices
+    fitting = [n for n in tried if plan_of(f"jax:f{n}", shape="qwen3-8b", topology=f"h100:{devices}").fits]
+    assert wider == {f"jax:f{n}": n in fitting for n in tried if not fitting or n <= fitting[0]}
+
+
 @pytest.mark.parametrize("mode", ["jax:d1", "sglang:d1|fsdp:d1"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(mode):
     before = plan_of(mode, **{"sglang.mem_fraction_static": 0.3, "jax.slots": 8})
