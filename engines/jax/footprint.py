@@ -206,8 +206,14 @@ class _Learner:
     def _logits(self) -> float:
         chunks = max(math.ceil(self.scored / self.chunk), 1)
         rows = math.ceil(self.scored / chunks)
-        fused = chunks > 1 and self.job.chip.platform == TPU  # the slope, into the products that take it
-        return (4 + (0 if fused else self.size)) * rows * self.spec.vocab_size / self.vocabulary
+        return (4 + self._slope(chunks)) * rows * self.spec.vocab_size / self.vocabulary
+
+    def _slope(self, chunks: int) -> int:
+        """Bytes of a logit's slope beside the logit: none where it takes its place, or is never in
+        memory, as part of the products that take it.
+        """
+        fused = chunks > 1 and self.job.chip.platform == TPU
+        return 0 if self.size == 4 or fused else self.size
 
 
 def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:

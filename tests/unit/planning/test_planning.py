@@ -204,6 +204,17 @@ def test_the_page_has_the_plans_of_what_was_measured_on_a_gpu_within_a_tenth():
         assert float(planned) == pytest.approx(float(measured), rel=0.1), name
 
 
+@pytest.mark.parametrize(("topology", "compiled"), [("v5e:2x4", 5.65), ("h100:8", 6.44)])
+def test_a_slope_in_float32_takes_the_place_of_its_logits(topology, compiled):
+    """GiB as the compilers have them, of algorithms/grpo with Qwen3-0.6B (docs/plan.md)."""
+    keys = {"actor.dtype": "float32", "actor.mb_spec.max_tokens_per_row": 64, "actor.mb_spec.rows_per_mb": 24}
+    keys |= {"gconfig.max_new_tokens": 4, "actor.kl_ctl": 0.001, **ONE_EPISODE}
+    footprint = learner_of("jax:f8", topology=topology, prompt=1, completion=63, **keys)
+    loss = footprint.moments["loss"]
+    assert loss["logits"] == 4 * 24 * 64 * shape_of("qwen3-0.6b").vocab_size
+    assert footprint.held + sum(loss.values()) == pytest.approx(GIB * compiled, rel=0.06)
+
+
 def test_a_sampler_is_as_large_as_measured():
     keys = {"jax.slots": 256, "jax.context_length": 2048, "jax.prefill_chunk": 2048}
     footprint = plan_of("jax:d1+jax:d1", topology="h200:2", **keys).sampler.footprint
