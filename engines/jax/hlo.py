@@ -14,7 +14,8 @@ from typing import NamedTuple
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+# A name goes on with numbers, and from jax 0.11 also with the argument that the kernel writes to.
+_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+)(?:\.[\w.-]+)? = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 _CUDNN = re.compile(r'custom_call_target="__(cudnn)\$(\w+)"')
 _TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*\bname = "(\w+)"')
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")

@@ -60,6 +60,19 @@ def test_what_a_refused_program_would_need_is_what_the_refusal_says_not_what_the
     assert hlo.needed("RESOURCE_EXHAUSTED: Ran out of memory on HBM") is None
 
 
+CALLS = """
+  %write_pages.2.kv_pages_hbm_ref = bf16[64,64]{1,0} custom-call(%new_ref), custom_call_target="tpu_custom_call"
+  %write_pages.13 = bf16[64,64]{1,0} custom-call(%new), custom_call_target="tpu_custom_call"
+  ROOT %write_pages = bf16[64,64]{1,0} custom-call(%new.2), custom_call_target="tpu_custom_call"
+  %splash_mha_fwd.1.2 = (f32[8]{0}, f32[8]{0}) custom-call(%q), custom_call_target="tpu_custom_call"
+  %gather.7 = s32[8]{0} custom-call(%write_pages.13), custom_call_target="AssumeGatherIndicesInBound"
+"""  # as with jax 0.11.2, with 0.10.2, and as a computation's result
+
+
+def test_a_kernel_s_name_is_without_what_the_compiler_adds_to_it():
+    assert hlo.kernels(CALLS) == {"write_pages": 3, "splash_mha_fwd": 1}
+
+
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 def test_a_learner_s_programs_from_shapes_are_those_of_a_run(model_dir, rank):
     """The same text on devices that are there, from arrays and from their shapes."""
