@@ -164,6 +164,23 @@ COMPILED = {  # docs/plan.md, GB of the update: GB, shape, topology, allocation_
 }
 
 
+SLOPES = {  # docs/plan.md, GiB of the update of a row of 4,096 in chunks of 2,048 logits, recomputed
+    ("qwen3-0.6b", "v6e:2x4"): 3.80,
+    ("qwen3-1.7b", "v6e:2x4"): 6.14,
+    ("qwen2.5-0.5b", "v6e:2x4"): 3.53,
+    ("smollm2-135m", "v6e:2x4"): 1.13,
+    ("smollm2-135m", "v5p:2x2x2"): 1.13,
+    ("qwen3-0.6b", "v5e:2x4"): 3.29,
+}
+
+
+@pytest.mark.parametrize(("shape", "topology"), SLOPES)
+def test_slopes_of_logits_count_on_a_tpu_where_its_compiler_keeps_them(shape, topology):
+    keys = {"actor.logprob_chunk": 2048, "actor.mb_spec.max_tokens_per_row": 4096} | FULL
+    peak = learner_of("jax:f8", shape=shape, topology=topology, completion=4095, **(TRAINED_ALL | keys)).peak
+    assert peak == pytest.approx(GIB * SLOPES[shape, topology], rel=0.04)
+
+
 @pytest.mark.parametrize("case", MEASURED)
 def test_a_learner_is_within_a_twentieth_of_the_peak_that_was_measured(case):
     gigabytes, mode, place, keys = MEASURED[case]
