@@ -45,6 +45,7 @@ MENUS = {
         "several_gpus",
         "plan_compiler",
         "plan_gpu",
+        "plan_no_gpu",
         "tpu_compile",
         "curves",
         "broken_runs",

@@ -1,9 +1,9 @@
 """Published figures of accelerators, one table for all: memory, speed, and the names they go by.
 
-TPUs: the pages v5e, v5p, v6e and tpu7x of https://cloud.google.com/tpu/docs, as excerpts of them
-quoted on 2026-11-28. GPUs: NVIDIA's data sheets of the product, whose tensor-core rates with
-sparsity are halved (L4: 242, B200: 4500); memory as its driver reports it, a little less than the
-name says. The bandwidth of TPU7x was in none of these pages.
+TPUs: the pages v4, v5e, v5p, v6e and tpu7x of https://cloud.google.com/tpu/docs; JAX has a table of
+its own (`jax.experimental.pallas.tpu.get_tpu_info_for_chip`), which a test compares. GPUs: NVIDIA's
+data sheets of the product, whose tensor-core rates with sparsity are halved; memory as its driver
+reports it, a little less than the name says.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ CHIPS = (  # in an order in which the first whose kind is in a device's name is 
     Chip("h100", "H100", GPU, 989e12, 79 * GIB, 3.35e12),
     Chip("gh200", "GH200", GPU, 989e12),  # of two sizes
     Chip("h200", "H200", GPU, 989e12, 139 * GIB, 4.8e12),
-    Chip("b200", "B200", GPU, 2250e12, 178 * GIB, 8.0e12),
+    Chip("b200", "B200", GPU, 2250e12, 178 * GIB, 8.0e12),  # of HGX B200, at 1,000 W: 4,500 sparse; of GB200 it is 5,000
     Chip("a100-40gb", "A100-SXM4-40GB", GPU, 312e12, 39 * GIB, 1.555e12),
     Chip("a100", "A100", GPU, 312e12, 79 * GIB, 2.039e12),
     Chip("l40s", "L40S", GPU, 362e12, 44 * GIB, 864e9),
-    Chip("l4", "L4", GPU, 121e12, 22 * GIB, 300e9),
+    Chip("l4", "L4", GPU, 121e12, 22 * GIB, 300e9),  # 242 sparse, of 58 multiprocessors; 125 is of the die's 60
     Chip("v4", "TPU v4", TPU, 275e12, 32 * GIB, 1228e9),
     Chip("v5e", "TPU v5 lite", TPU, 197e12, 16 * GIB, 819e9),
-    Chip("v5p", "TPU v5", TPU, 459e12, 95 * GIB, 2765e9),
+    Chip("v5p", "TPU v5", TPU, 459e12, 95 * GIB, 2765e9),  # JAX: 2,460e9
     Chip("v6e", "TPU v6 lite", TPU, 918e12, 32 * GIB, 1638e9),
-    Chip("tpu7x", "TPU7x", TPU, 1153.5e12, 96 * GIB, 3690e9, devices=2),
+    Chip("tpu7x", "TPU7x", TPU, 1153.5e12, 96 * GIB, 3690e9, devices=2),  # half a chip's 2,307e12, 192 GiB, 7,380e9
 )
 
 

@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rljax.backends.torch import logprobs, mesh, model
 from rljax.backends.torch.mesh import RankMesh
+from rljax.batching.batch import Batch
 from rljax.batching.full import full_batch
 from rljax.chips import GPU, Topology
 from rljax.config.allocation import Pool
@@ -65,21 +66,24 @@ def programs(config: Config, pool: Pool, topology: Topology, model_dir: Path, on
     )
 
 
-def update_memory(config: Config, pool: Pool, model_dir: Path, trained: float = 1.0) -> TensorMemory:
+def update_memory(config: Config, pool: Pool, model_dir: Path, batch: Batch | None = None) -> TensorMemory:
     """Counts the memory of an update.
 
     Args:
-      trained: share of each row's tokens, its last ones, that are trained on.
+      batch: None for one full micro-batch per rank, every token of which is trained on.
     """
-    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
-    interpolated = Objective.from_config(config).proximal == "interpolated"
-    batch, memory = full_batch(rows, length, trained=trained, interpolated=interpolated), TensorMemory()
+    batch, memory = batch or _full_batch(config, pool), TensorMemory()
     with _alone(pool), FakeTensorMode(allow_non_fake_inputs=True), _as_on_a_gpu(memory, config), memory.counting():
         memory.phase = "between steps"
         learner = TorchLearner(config, pool, model_dir, described=True)
         memory.phase = "update"
         learner.update(batch)
     return memory
+
+
+def _full_batch(config: Config, pool: Pool) -> Batch:
+    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
+    return full_batch(rows, length, interpolated=Objective.from_config(config).proximal == "interpolated")
 
 
 def components(sizes: Mapping[Label, int]) -> dict[str, float]:

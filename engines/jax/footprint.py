@@ -31,6 +31,9 @@ UPDATES, DECODES = 0.40, 0.50  # measured on an H200 (docs/benchmarks.md): MFU; 
 REPEATED = 256  # tokens of the longest segment up to which a GPU's attention repeats key heads
 TILE = 128  # elements of which the last dimension of an array on a TPU takes a multiple
 PASSING = 4  # arrays of hidden states that lie between layers: the last ones, and gradients on their way
+# Hidden size by FLOP/s. A slope that is part of the two products is made twice, which the TPU compiler avoids where they are
+# short: at 1.1 and 1.25 (Qwen3-0.6B on v6e, SmolLM2 on v5p), not at 2.2 (1.7B on v6e) or with a vocabulary that is split.
+SHORT = 1.7e-12
 LENGTHS = 2  # padded row lengths between a power of two and the next
 
 
@@ -206,8 +209,16 @@ class _Learner:
     def _logits(self) -> float:
         chunks = max(math.ceil(self.scored / self.chunk), 1)
         rows = math.ceil(self.scored / chunks)
-        fused = chunks > 1 and self.job.chip.platform == TPU  # the slope, into the products that take it
-        return (4 + (0 if fused else self.size)) * rows * self.spec.vocab_size / self.vocabulary
+        return (4 + self._slope(chunks)) * rows * self.spec.vocab_size / self.vocabulary
+
+    def _slope(self, chunks: int) -> int:
+        """Bytes of a logit's slope beside the logit: none where it takes its place, or is never in
+        memory, as part of the products that take it.
+        """
+        chip = self.job.chip
+        short = self.spec.hidden_size / chip.flops < SHORT and self.vocabulary == 1
+        fused = chunks > 1 and chip.platform == TPU and not short
+        return 0 if self.size == 4 or fused else self.size
 
 
 def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:

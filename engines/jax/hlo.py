@@ -1,5 +1,6 @@
-"""Searches of a compiled program's text: for kernels, for collectives, and for operations that make
-something as large as nothing but an update in place should.
+"""Searches of what a compiler says: of a compiled program's text for kernels, for collectives, and
+for operations that make something as large as nothing but an update in place should; of a refusal
+for the memory that the program would need.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import NamedTuple
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+?)(?:\.\d+)* = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
+# A name goes on with numbers, and from jax 0.11 also with the argument that the kernel writes to.
+_KERNEL = re.compile(r'^\s*(?:ROOT )?%?(\w+)(?:\.[\w.-]+)? = .*custom_call_target="tpu_custom_call"', re.MULTILINE)
 _CUDNN = re.compile(r'custom_call_target="__(cudnn)\$(\w+)"')
 _TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*\bname = "(\w+)"')
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*)$")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _ALIASING = re.compile(r"output_to_operand_aliasing=\{(.*?\}\))\}")  # of {1}: (0, {}), or {}: (5, {})
 _ALIASED = re.compile(r"\{(\d*)\}: \(")
+_NEEDED = re.compile(r"total memory required .*?\((\d+(?:\.\d+)?)([KMG])\)")  # in libtpu's words
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 
 _MAKES_NOTHING = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
@@ -43,6 +46,16 @@ def kernels(text: str) -> Mapping[str, int]:
 def collectives(text: str) -> Mapping[str, int]:
     """Counts collectives by kind, each call that stands in the text."""
     return collections.Counter(_COLLECTIVE.findall(text))
+
+
+def needed(refusal: str) -> float | None:
+    """Returns the bytes, arguments included, that a program would need according to libtpu's
+    refusal of it; None where it does not say.
+
+    Example: needed("... total memory required for HLO temporaries (1.5M) ...") == 1.5 * 2**20
+    """
+    found = _NEEDED.search(refusal)
+    return None if found is None else float(found[1]) * 1024.0 ** ("KMG".index(found[2]) + 1)
 
 
 def large_operations(text: str, elements: int) -> list[str]:

@@ -130,9 +130,14 @@ def _tpu_devices(topology: Topology) -> Sequence[jax.Device]:
         raise UserError(f"--topology={topology.name}: {reason} (as in v5e:2x4, v5p:2x2x2, v6e:2x4, tpu7x:2x2x1)") from error
 
 
-def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device]) -> Iterator[Target]:
-    """Lowers the learner's programs for a full micro-batch: score, update, and accumulate and apply
-    in its place where a minibatch is several micro-batches.
+def learner_targets(
+    config: Config, pool: Pool, model_dir: Path, devices: Sequence[jax.Device], batch: Batch | None = None
+) -> Iterator[Target]:
+    """Lowers the learner's programs for a micro-batch: score, update, and accumulate and apply in
+    its place where a minibatch is several micro-batches.
+
+    Args:
+      batch: None for a full one, every token of which is trained on.
 
     Raises UserError for a model or a setting that these devices can't do.
     """
@@ -142,10 +147,9 @@ def learner_targets(config: Config, pool: Pool, model_dir: Path, devices: Sequen
         Functions(config, policy),
         Optimizer(config.actor.optimizer, config.total_train_steps or 1, "actor", rounding=policy.rounding),
     )
+    rows, length = config.actor.mb_spec.rows_per_mb, config.actor.mb_spec.max_tokens_per_row
     interpolated = Objective.from_config(config).proximal == "interpolated"
-    count, length = config.actor.mb_spec.rows_per_mb * row_shards(mesh), config.actor.mb_spec.max_tokens_per_row
-    batch = full_batch(count, length, interpolated=interpolated)
-    rows = config.actor.mb_spec.rows_per_mb
+    batch = batch or full_batch(rows * row_shards(mesh), length, interpolated=interpolated)
     part = micro_batches(batch, batch.loss_mask, mesh, rows, policy.attention, place=describe).parts[0]
     state = optimizer.describe(policy.trained, replicated(mesh))
     kernels = KERNELS.get(policy.attention.name, ())

@@ -29,6 +29,7 @@ from rljax.config.schema import Config
 from rljax.configs import base
 from rljax.engine import allocate
 from rljax.experiments import main
+from rljax.experiments.bench.packed_rows import PackedRows
 from rljax.experiments.bench.ranks import learner_of
 from rljax.experiments.bench.shapes import SHAPES, make_model
 from rljax.hf.flops import update_flops
@@ -74,25 +75,7 @@ def make_config() -> Config:
 
 
 def make_batch(vocabulary: int) -> Batch:
-    random = np.random.default_rng(0)
-    shape, length = (ROWS.value, TOKENS.value), TOKENS.value // SEGMENTS.value
-    index = np.arange(TOKENS.value)
-    positions = np.broadcast_to(index % length, shape).astype(np.int32)
-    mask = positions >= length // 2
-    of_segments = random.permutation(ROWS.value * SEGMENTS.value) >= WITHOUT.value * ROWS.value * SEGMENTS.value
-    of_tokens = np.repeat(of_segments, length).reshape(ROWS.value, -1)
-    active = np.pad(of_tokens, ((0, 0), (0, TOKENS.value - of_tokens.shape[1])))  # what is left of a row is another segment
-    floats = {name: np.where(mask, random.normal(size=shape), 0).astype(np.float32) for name in ("advantage", "behavior_logp")}
-    floats["advantage"] *= active
-    return Batch(
-        token_ids=random.integers(3, vocabulary, shape).astype(np.int32),
-        segment_ids=np.broadcast_to(index // length + 1, shape).astype(np.int32),
-        positions=positions,
-        loss_mask=mask,
-        loss_weight=(mask / mask.sum()).astype(np.float32),
-        versions=np.zeros(shape, np.int32),
-        **floats,
-    )
+    return PackedRows(ROWS.value, TOKENS.value, SEGMENTS.value).batch(vocabulary, WITHOUT.value)
 
 
 def bench() -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from rljax.chips import GIB, Topology
+from rljax.chips import Topology
 from rljax.config import io
 from rljax.engine import find_plugin
 from rljax.experiments import main
@@ -31,7 +31,6 @@ from rljax.planning.estimate import Plan, Request, plan
 
 CASE = flags.DEFINE_string("case", "", "Regular expression; cases whose lines don't begin with it are left out.")
 NEAR = 0.1  # of the compiler's figure
-NEEDED = re.compile(r"total memory required .*?\((\d+(?:\.\d+)?)G\)")  # GiB, in the compiler's refusal; arguments included
 
 
 class Case(NamedTuple):
@@ -90,6 +89,7 @@ def bench() -> None:
 def compared(case: Case) -> bool:
     """Prints a case's line of JSON. Returns whether estimate and compiler agree."""
     from rljax.engines.jax.compile_only import MOMENTS
+    from rljax.engines.jax.hlo import needed
     from rljax.engines.jax.topology import QUICK, OutOfMemory, compile_target, learner_targets, topology_devices
 
     made = plan_of(case)
@@ -107,7 +107,7 @@ def compared(case: Case) -> bool:
             fits = peak <= group.usable
         except OutOfMemory as error:
             problem = str(error)
-            peak = float(found[1]) * GIB if (found := NEEDED.search(problem)) else None
+            peak = needed(problem)
     off = None if peak is None else estimate / peak - 1
     line = {
         "case": str(case),

@@ -20,20 +20,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
-from rljax.chips import Topology
-from rljax.config import io
-from rljax.engine import find_plugin
 from rljax.engine.rank import LOOPBACK
 from rljax.experiments import main
+from rljax.experiments.bench.plan_cases import SHARE, Case, learners, samplers
 from rljax.experiments.bench.shapes import SHAPES, make_model
-from rljax.hf.shapes import shape_of
-from rljax.planning.estimate import Plan, Request, plan
 
 TOPOLOGY = flags.DEFINE_string("topology", "h200:1", "The GPU, as in experiments.plan.")
 MODELS = flags.DEFINE_multi_enum("shape", ["smollm2-135m", "qwen3-0.6b", "qwen3-1.7b"], list(SHAPES), "Shapes of models.")
@@ -41,54 +36,8 @@ OUT = flags.DEFINE_string("json", "", "File for the table as JSON; empty: none."
 ONLY = flags.DEFINE_string("only", "", "Cases with this in their name alone, as in 'jax' or 'learner, full'; empty: all.")
 SGLANG = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: its servers are left out.")
 SECONDS = flags.DEFINE_integer("seconds", 240, "Longest time of a case.", lower_bound=1)
-PORT, SHARE = 31999, 0.4  # of a server; mem_fraction_static
+PORT = 31999  # of a server
 TAIL = 600  # characters of what a failed case said
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Something that is planned for, and measured by a command or a server."""
-
-    shape: str
-    what: str
-    mode: str  # allocation_mode
-    moments: tuple[str, ...]  # of the estimate that the command goes through
-    keys: dict[str, Any]  # of the config
-    lengths: tuple[int, int] = (512, 512)  # tokens of a prompt and a completion
-    command: tuple[str, ...] = ()  # a module and its flags; none: a server
-
-
-def cases(shape: str) -> Iterator[Case]:
-    """Yields the cases of a model."""
-    small = shape == "smollm2-135m"
-    rows, tokens, segments = (8, 2048, 27) if small else (1, 16384, 16)
-    half = tokens // segments // 2
-    for engine, remat in (("fsdp", "full"), ("fsdp", "none"), ("jax", "none"), ("jax", "full")):
-        keys = {
-            "actor.gradient_checkpointing": remat,
-            "actor.mb_spec.rows_per_mb": rows,
-            "actor.mb_spec.max_tokens_per_row": tokens,
-            "gconfig.max_new_tokens": half,
-            "train_dataset.batch_size": 1,
-            "gconfig.n_samples": 1,
-            "rollout.addr": "host:1",
-        }
-        flagged = [f"--engine={engine}", f"--gradient_checkpointing={remat}", f"--rows={rows}", f"--rows_per_mb={rows}"]
-        command = ("learner", *flagged, f"--tokens={tokens}", f"--segments={segments}", "--repeats=2")
-        moments: tuple[str, ...] = (
-            "loss",
-            "optimizer step",
-            "backward pass",
-            "last layer's backward pass",
-            "first layer's backward pass",
-        )
-        moments += ("reduction of the embedding's gradient",)
-        yield Case(shape, f"{engine} learner, {remat}", f"{engine}:d1", moments, keys, (half, half), command)
-    keys = {"jax.slots": 128, "jax.context_length": 2048, "jax.prefill_chunk": 2048}
-    command = ("decode", "--requests=128", "--slots=128", "--runs=1", "--longest=512")
-    yield Case(shape, "jax sampler", "jax:d1", ("decoding", "prefill"), keys, command=command)
-    if SGLANG.value:
-        yield Case(shape, "sglang sampler", "sglang:d1", ("decoding",), {"sglang.mem_fraction_static": SHARE})
 
 
 def bench() -> None:
@@ -97,8 +46,9 @@ def bench() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for shape in MODELS.value:
             make_model(Path(directory) / shape, shape)
-            for case in (case for case in cases(shape) if ONLY.value in case.what):
-                planned, measured, problem = planned_gb(case), None, ""
+            every = (*learners(shape), *samplers(shape, sglang=bool(SGLANG.value)))
+            for case in (case for case in every if ONLY.value in case.what):
+                planned, measured, problem = case.planned(TOPOLOGY.value) / 1e9, None, ""
                 try:
                     measured = measured_gb(case, Path(directory) / shape)
                 except (RuntimeError, OSError, subprocess.SubprocessError) as error:
@@ -109,16 +59,6 @@ def bench() -> None:
                 print(f"{shape:14s} {case.what:22s} {planned:8.2f} {shown:>9s} {off:>7s} {problem[-TAIL:]}", flush=True)
     if OUT.value:
         Path(OUT.value).write_text(json.dumps(table))
-
-
-def planned_gb(case: Case) -> float:
-    """Returns the estimated peak over the moments that the command goes through."""
-    config = io.load("base", [("allocation_mode", case.mode), *((key, str(value)) for key, value in case.keys.items())])
-    made: Plan = plan(Request(config, shape_of(case.shape), Topology.parse(TOPOLOGY.value), find_plugin, *case.lengths))
-    side = made.learner if "rollout.addr" in case.keys else made.sampler
-    assert side is not None
-    footprint = side.footprint
-    return (footprint.held + max(sum(footprint.moments[m].values()) for m in case.moments if m in footprint.moments)) / 1e9
 
 
 def measured_gb(case: Case, directory: Path) -> float:

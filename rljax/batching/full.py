@@ -7,17 +7,16 @@ import numpy as np
 from rljax.batching.batch import Batch
 
 
-def full_batch(rows: int, length: int, *, trained: float = 1.0, interpolated: bool = False) -> Batch:
+def full_batch(rows: int, length: int, *, interpolated: bool = False) -> Batch:
     """Makes rows of one trajectory each, with every array that an update may ask for.
 
     All trained tokens have an advantage, so that each takes its gradient.
 
     Args:
       rows, length: R and T.
-      trained: share of each row that is trained on, its end; never token 0.
       interpolated: with the weights of the "loglinear" proximal policy.
 
-    Example: full_batch(8, 2048, trained=0.5)
+    Example: full_batch(8, 2048)
     """
     shape, where = (rows, length), np.arange(length)
     ones, floats = np.ones(shape, np.int32), np.zeros(shape, np.float32)
@@ -25,7 +24,7 @@ def full_batch(rows: int, length: int, *, trained: float = 1.0, interpolated: bo
         token_ids=ones,
         segment_ids=ones,
         positions=np.broadcast_to(where.astype(np.int32), shape),
-        loss_mask=np.broadcast_to(where >= max(round(length * (1 - trained)), 1), shape),
+        loss_mask=np.broadcast_to(where >= 1, shape),
         loss_weight=np.ones(shape, np.float32),
         behavior_logp=floats,
         versions=ones,

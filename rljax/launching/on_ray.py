@@ -138,12 +138,15 @@ class Driver:
         self._ray.get([host.start.remote(head, port, servers, launch) for host in hosts])
 
     def _wait(self) -> int:
-        """Waits until all hosts that train have ended. Returns the first status that isn't 0."""
+        """Waits until all hosts that train have ended. Returns the status of the one that failed
+        first, 0 if none did: the others may then end by the signal that stops them.
+        """
+        failed = 0
         while True:
             found = self._ray.get([host.status.remote() for host in self._train])
-            failed = next((status for status in found if status), 0)
+            failed = failed or next((int(status) for status in found if status), 0)
             if None not in found:
-                return int(failed)
+                return 128 - failed if failed < 0 else failed
             if failed:
                 self.stop_training()
             time.sleep(POLL)

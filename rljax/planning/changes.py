@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rljax.config.allocation import Allocation
@@ -31,18 +31,32 @@ class Change:
 
 
 def changes(before: Plan) -> list[Change]:
-    """Returns the single changes that save memory, the one that saves most first."""
-    found = []
-    for key, value in _candidates(before):
+    """Returns the single changes that save memory, the one that saves most first.
+
+    Of allocations those with twice the shards, four times and so on, until one fits.
+    """
+    found = list(_saving(before, _candidates(before)))
+    times = 2
+    while times <= before.request.topology.devices:
+        wider = list(_saving(before, (("allocation_mode", str(wide)) for wide in _more_shards(before, times))))
+        found += wider
+        if any(change.plan.fits for change in wider):
+            break
+        times *= 2
+    return sorted(found, key=lambda change: -change.saved)
+
+
+def _saving(before: Plan, candidates: Iterable[tuple[str, object]]) -> Iterator[Change]:
+    """Yields those of the keys and values that save memory."""
+    for key, value in candidates:
         try:
             after = plan(dataclasses.replace(before.request, config=changed(before.request, key, value)))
-        except UserError:  # a split that the model doesn't have
+        except UserError:  # a split that the model doesn't have, or more devices than there are
             continue
         peaks = {group.name: group.footprint.peak for group in after.groups}
         saved = max(group.footprint.peak - peaks[group.name] for group in before.groups)
         if saved > 0:
-            found.append(Change(key, value, saved, after))
-    return sorted(found, key=lambda change: -change.saved)
+            yield Change(key, value, saved, after)
 
 
 def changed(request: Request, key: str, value: object) -> Config:
@@ -82,30 +96,29 @@ def _candidates(before: Plan) -> Iterator[tuple[str, object]]:
             yield "actor.kl_ctl", 0.0
         if actor.adv_estimator == "gae":
             yield "actor.adv_estimator", "grpo"
-    yield from (("allocation_mode", str(wider)) for wider in _more_shards(before))
     pools = filter(None, (before.allocation.sampler, before.allocation.learner))
     for engine in dict.fromkeys(pool.engine for pool in pools):
         planner = before.request.find(engine).planner()
         yield from {} if planner is None else planner.smaller(config).items()
 
 
-def _more_shards(before: Plan) -> Iterator[Allocation]:
-    """Yields allocations whose learner, or whose both sides, are split over twice as many devices,
-    and those with copies of the data turned into shards.
+def _more_shards(before: Plan, times: int) -> Iterator[Allocation]:
+    """Yields allocations whose learner, or whose both sides, are split over so many times the
+    devices, and those with copies of the data turned into shards.
     """
     sampler, learner = before.allocation.sampler, before.allocation.learner
     if learner is None:
         return
-    wide = dataclasses.replace(learner, fsdp=2 * learner.fsdp)
+    wide = dataclasses.replace(learner, fsdp=times * learner.fsdp)
     sharded = dataclasses.replace(learner, fsdp=learner.data * learner.fsdp, data=1)
     whole = sampler == learner
-    if learner.data > 1:
+    if learner.data > 1 and times == 2:
         yield Allocation(sharded if whole else sampler, sharded)
     if sampler is not None and not whole and sampler.first_device == learner.first_device:
-        sampler = dataclasses.replace(sampler, data=2 * sampler.data)
+        sampler = dataclasses.replace(sampler, data=times * sampler.data)
     yield Allocation(wide if whole else sampler, wide)
     if sampler is not None and not whole and before.allocation.sampler is not None:
-        split = dataclasses.replace(before.allocation.sampler, tensor=2 * before.allocation.sampler.tensor)
+        split = dataclasses.replace(before.allocation.sampler, tensor=times * before.allocation.sampler.tensor)
         if split.first_device == learner.first_device:
             yield Allocation(split, wide)
         else:

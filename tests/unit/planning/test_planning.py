@@ -9,9 +9,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pallas_tpu
 
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
+from rljax.batching.compaction import compact, kept
 from rljax.chips import CHIPS, GIB, Topology, chip_of
 from rljax.config import io
 from rljax.engine import find_plugin
@@ -19,6 +21,7 @@ from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
+from rljax.experiments.bench.plan_cases import learners, samplers
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
@@ -130,9 +133,9 @@ def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(
 
 
 ROW = {"actor.mb_spec.max_tokens_per_row": 16384, **ONE_EPISODE}
-SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}
+SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}  # segments of 75
 KEPT, FULL = {"actor.gradient_checkpointing": "none"}, {"actor.gradient_checkpointing": "full"}
-H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 38, "completion": 38}
+H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 37, "completion": 38}
 MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
     "qwen3 jax": (37.6, "jax:d1", H200, ROW),
     "qwen3 jax, 2048 logits": (32.7, "jax:d1", H200, ROW | {"actor.logprob_chunk": 2048}),
@@ -161,6 +164,23 @@ COMPILED = {  # docs/plan.md, GB of the update: GB, shape, topology, allocation_
 }
 
 
+SLOPES = {  # docs/plan.md, GiB of the update of a row of 4,096 in chunks of 2,048 logits, recomputed
+    ("qwen3-0.6b", "v6e:2x4"): 3.80,
+    ("qwen3-1.7b", "v6e:2x4"): 6.14,
+    ("qwen2.5-0.5b", "v6e:2x4"): 3.53,
+    ("smollm2-135m", "v6e:2x4"): 1.13,
+    ("smollm2-135m", "v5p:2x2x2"): 1.13,
+    ("qwen3-0.6b", "v5e:2x4"): 3.29,
+}
+
+
+@pytest.mark.parametrize(("shape", "topology"), SLOPES)
+def test_slopes_of_logits_count_on_a_tpu_where_its_compiler_keeps_them(shape, topology):
+    keys = {"actor.logprob_chunk": 2048, "actor.mb_spec.max_tokens_per_row": 4096} | FULL
+    peak = learner_of("jax:f8", shape=shape, topology=topology, completion=4095, **(TRAINED_ALL | keys)).peak
+    assert peak == pytest.approx(GIB * SLOPES[shape, topology], rel=0.04)
+
+
 @pytest.mark.parametrize("case", MEASURED)
 def test_a_learner_is_within_a_twentieth_of_the_peak_that_was_measured(case):
     gigabytes, mode, place, keys = MEASURED[case]
@@ -174,6 +194,42 @@ def test_a_learner_is_within_a_tenth_of_the_peak_that_the_tpu_compiler_says(case
     keys |= {"actor.logprob_chunk": 2048} if rows == 1 else {}
     footprint = learner_of(mode, shape=shape, topology=topology, **(TRAINED_ALL | keys))
     assert footprint.peak == pytest.approx(1e9 * gigabytes, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", ["smollm2-135m", "qwen3-0.6b", "qwen3-1.7b"])
+def test_a_learner_is_planned_for_the_positions_that_the_measured_batch_scores(shape):
+    """A row of 1,026 trained tokens takes the next eighth of 2,048, as a plan of trajectories of 37 and 38 tokens has it."""
+    for case in learners(shape):
+        batch = case.rows.batch(shape_of(shape).vocab_size)
+        scored = compact(batch, kept(batch)).tokens.mask.size
+        hidden = 2 * 2 * shape_of(shape).hidden_size  # bfloat16, and their gradient
+        assert case.plan("h200:1").learner.footprint.moments["loss"]["hidden states that are scored"] == hidden * scored
+
+
+def test_the_page_has_the_plans_of_what_was_measured_on_a_gpu_within_a_tenth():
+    cases = [case for shape in ("smollm2-135m", "qwen3-0.6b", "qwen3-1.7b") for case in learners(shape)]
+    for shape in ("qwen3-0.6b", "qwen3-1.7b"):
+        after = max(i for i, case in enumerate(cases) if case.shape == shape)
+        cases[after + 1 : after + 1] = samplers(shape, sglang=False)
+    page = (REPOSITORY / "docs/plan.md").read_text()
+    rows = page.partition("| on one H200 | planned | measured | |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    for case, row in zip(cases, rows, strict=True):
+        name, planned, measured, off = (cell.strip() for cell in row.strip("|").split("|"))
+        assert case.what.split()[-1] in name.replace("`", ""), (case.what, name)
+        assert float(planned) == pytest.approx(case.planned("h200:1") / 1e9, abs=0.005), name
+        assert float(off.rstrip("%")) == pytest.approx(100 * (float(planned) / float(measured) - 1), abs=0.15), name
+        assert float(planned) == pytest.approx(float(measured), rel=0.1), name
+
+
+@pytest.mark.parametrize(("topology", "compiled"), [("v5e:2x4", 5.65), ("h100:8", 6.44)])
+def test_a_slope_in_float32_takes_the_place_of_its_logits(topology, compiled):
+    """GiB as the compilers have them, of algorithms/grpo with Qwen3-0.6B (docs/plan.md)."""
+    keys = {"actor.dtype": "float32", "actor.mb_spec.max_tokens_per_row": 64, "actor.mb_spec.rows_per_mb": 24}
+    keys |= {"gconfig.max_new_tokens": 4, "actor.kl_ctl": 0.001, **ONE_EPISODE}
+    footprint = learner_of("jax:f8", topology=topology, prompt=1, completion=63, **keys)
+    loss = footprint.moments["loss"]
+    assert loss["logits"] == 4 * 24 * 64 * shape_of("qwen3-0.6b").vocab_size
+    assert footprint.held + sum(loss.values()) == pytest.approx(GIB * compiled, rel=0.06)
 
 
 def test_a_sampler_is_as_large_as_measured():
@@ -254,6 +310,15 @@ def test_a_config_that_does_not_fit_fits_with_the_change_that_says_so():
         assert saved == pytest.approx(change.saved)
 
 
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_shards_are_doubled_until_they_fit_or_the_devices_are_used_up(devices):
+    before = plan_of("jax:d1", shape="qwen3-8b", topology=f"h100:{devices}")
+    wider = {str(change.value): change.plan.fits for change in changes(before) if change.key == "allocation_mode"}
+    tried = [2**i for i in range(1, devices.bit_length())]  # 2, 4, ... devices
+    fitting = [n for n in tried if plan_of(f"jax:f{n}", shape="qwen3-8b", topology=f"h100:{devices}").fits]
+    assert wider == {f"jax:f{n}": n in fitting for n in tried if not fitting or n <= fitting[0]}
+
+
 @pytest.mark.parametrize("mode", ["jax:d1", "sglang:d1|fsdp:d1"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(mode):
     before = plan_of(mode, **{"sglang.mem_fraction_static": 0.3, "jax.slots": 8})
@@ -311,6 +376,16 @@ def test_each_chip_is_found_by_the_name_that_its_framework_reports():
         assert chip_of(f"NVIDIA {chip.kind}" if chip.platform == "gpu" else chip.kind) is chip
     assert chip_of("NVIDIA H100 80GB HBM3").memory == 79 * GIB
     assert chip_of("cpu") is None
+
+
+@pytest.mark.parametrize("chip", [chip for chip in CHIPS if chip.platform == "tpu"], ids=lambda chip: chip.name)
+def test_a_tpu_is_as_fast_and_as_large_as_jax_has_it(chip):
+    version, cores = pallas_tpu.ChipVersion(chip.name.removeprefix("tpu")), 2 if chip.name in ("v4", "v5p") else 1
+    info = pallas_tpu.get_tpu_info_for_chip(version, cores)  # of one core
+    assert chip.flops == pytest.approx(cores * info.bf16_ops_per_second, rel=0.01)
+    assert chip.memory == pytest.approx(cores * info.hbm_capacity_bytes, rel=0.01)
+    # Google's page has 2,765 GB/s for v5p, JAX 2,460.
+    assert chip.bandwidth == pytest.approx(cores * info.mem_bw_bytes_per_second, rel=0.13 if chip.name == "v5p" else 0.01)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from rljax.backends.jax.sharding import single_device_mesh
-from rljax.chips import Topology, chip_of
+from rljax.chips import GIB, Topology, chip_of
 from rljax.config.allocation import Pool
 from rljax.engines.jax import hlo, topology
 from rljax.engines.jax.learner import JaxLearner
@@ -46,6 +46,31 @@ def model_dir(tmp_path_factory):
 
 def shapes(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+
+
+REFUSED = (  # by libtpu 0.0.42.1: Qwen3-0.6B, 42 rows of 4,096, v5e
+    "update: does not fit a device (fewer rows or slots, or more shards): RESOURCE_EXHAUSTED: Ran out of memory on HBM, the"
+    " total memory required for HLO temporaries (17.82G) exceeds available HBM (15.75G)."
+)
+
+
+def test_what_a_refused_program_would_need_is_what_the_refusal_says_not_what_there_is():
+    assert hlo.needed(REFUSED) == pytest.approx(17.82 * GIB)
+    assert hlo.needed(REFUSED.replace("17.82G", "512M")) == GIB / 2
+    assert hlo.needed("RESOURCE_EXHAUSTED: Ran out of memory on HBM") is None
+
+
+CALLS = """
+  %write_pages.2.kv_pages_hbm_ref = bf16[64,64]{1,0} custom-call(%new_ref), custom_call_target="tpu_custom_call"
+  %write_pages.13 = bf16[64,64]{1,0} custom-call(%new), custom_call_target="tpu_custom_call"
+  ROOT %write_pages = bf16[64,64]{1,0} custom-call(%new.2), custom_call_target="tpu_custom_call"
+  %splash_mha_fwd.1.2 = (f32[8]{0}, f32[8]{0}) custom-call(%q), custom_call_target="tpu_custom_call"
+  %gather.7 = s32[8]{0} custom-call(%write_pages.13), custom_call_target="AssumeGatherIndicesInBound"
+"""  # as with jax 0.11.2, with 0.10.2, and as a computation's result
+
+
+def test_a_kernel_s_name_is_without_what_the_compiler_adds_to_it():
+    assert hlo.kernels(CALLS) == {"write_pages": 3, "splash_mha_fwd": 1}
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])

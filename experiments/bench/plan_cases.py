@@ -1,0 +1,79 @@
+"""Learners and samplers on one GPU, each a plan and the command whose peak of memory it is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from rljax.chips import Topology
+from rljax.config import io
+from rljax.engine import find_plugin
+from rljax.experiments.bench.packed_rows import PackedRows
+from rljax.hf.shapes import shape_of
+from rljax.planning.estimate import Plan, Request, plan
+
+SHARE = 0.4  # mem_fraction_static of a server
+LEARNING = (  # moments of a learner's estimate that an update goes through
+    "loss",
+    "optimizer step",
+    "backward pass",
+    "last layer's backward pass",
+    "first layer's backward pass",
+    "reduction of the embedding's gradient",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something that is planned for, and measured by a command or a server."""
+
+    shape: str
+    what: str
+    mode: str  # allocation_mode
+    moments: tuple[str, ...]  # of the estimate that the command goes through
+    keys: dict[str, Any]  # of the config
+    lengths: tuple[int, int] = (512, 512)  # tokens of a prompt and a completion
+    command: tuple[str, ...] = ()  # a module of experiments.bench and its flags; none: a server
+    rows: PackedRows | None = None  # of a learner
+
+    def plan(self, topology: str) -> Plan:
+        """Plans it for a topology such as h200:1."""
+        config = io.load("base", [("allocation_mode", self.mode), *((key, str(value)) for key, value in self.keys.items())])
+        return plan(Request(config, shape_of(self.shape), Topology.parse(topology), find_plugin, *self.lengths))
+
+    def planned(self, topology: str) -> float:
+        """Returns the estimated peak in bytes, over the moments that the command goes through."""
+        made = self.plan(topology)
+        side = made.sampler if self.rows is None else made.learner
+        assert side is not None
+        footprint = side.footprint
+        return footprint.held + max(sum(footprint.moments[m].values()) for m in self.moments if m in footprint.moments)
+
+
+def learners(shape: str) -> Iterator[Case]:
+    """Yields the learners of a model: both engines, with and without recomputation."""
+    rows = PackedRows(8, 2048, 27) if shape == "smollm2-135m" else PackedRows(1, 16384, 16)
+    for engine, remat in (("fsdp", "full"), ("fsdp", "none"), ("jax", "none"), ("jax", "full")):
+        keys = {
+            "actor.gradient_checkpointing": remat,
+            "actor.mb_spec.rows_per_mb": rows.rows,
+            "actor.mb_spec.max_tokens_per_row": rows.tokens,
+            "gconfig.max_new_tokens": rows.completion,
+            "train_dataset.batch_size": 1,
+            "gconfig.n_samples": 1,
+            "rollout.addr": "host:1",
+        }
+        flags = [f"--engine={engine}", f"--gradient_checkpointing={remat}", f"--rows={rows.rows}", f"--rows_per_mb={rows.rows}"]
+        command = ("learner", *flags, f"--tokens={rows.tokens}", f"--segments={rows.segments}", "--repeats=2")
+        lengths = rows.prompt, rows.completion
+        yield Case(shape, f"{engine} learner, {remat}", f"{engine}:d1", LEARNING, keys, lengths, command, rows)
+
+
+def samplers(shape: str, *, sglang: bool) -> Iterator[Case]:
+    """Yields the samplers of a model, a server of SGLang among them if it is there."""
+    keys: dict[str, Any] = {"jax.slots": 128, "jax.context_length": 2048, "jax.prefill_chunk": 2048}
+    command = ("decode", "--requests=128", "--slots=128", "--runs=1", "--longest=512")
+    yield Case(shape, "jax sampler", "jax:d1", ("decoding", "prefill"), keys, command=command)
+    if sglang:
+        yield Case(shape, "sglang sampler", "sglang:d1", ("decoding",), {"sglang.mem_fraction_static": SHARE})
