@@ -7,6 +7,7 @@ measured.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -252,7 +253,7 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     footprint = Footprint(
         {"sampler's weights": weights, "KV cache": pages * page * token},
         {
-            "decoding": _copied(spec, pool, size, widths) | {"sampler's logits": 8.0 * slots * spec.vocab_size},
+            "decoding": _copied(job, size, widths) | {"sampler's logits": 8.0 * slots * spec.vocab_size},
             "prefill": {"a prefill's activations": prefill},
             "publishing": {"weights on their way": weights},
         },
@@ -260,17 +261,21 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     return SamplerPlan(footprint, shards, slots, float(pages * page), weights, token, DECODES)
 
 
-def _copied(spec: ModelSpec, pool: Pool, size: int, widths: Widths) -> dict[str, float]:
+def _copied(job: Job, size: int, widths: Widths) -> dict[str, float]:
     """Returns the bytes of the weights that decoding has once more, by component.
 
     Before its loop over tokens XLA joins matrices that have their input in common, those of all
     layers. What FSDP splits it gathers in the loop, as whole matrices are larger than their parts
-    and it moves nothing out of a loop that grows: the unembedding, with the next layer's two
-    largest matrices on their way.
+    and it moves nothing out of a loop that grows: on a TPU the unembedding, with the next layer's
+    two largest matrices on their way; on a GPU, where it unrolls a loop with collectives and begins
+    them early, up to all weights of two turns.
     """
+    spec, pool = job.spec, job.pool
     if pool.fsdp == 1:
         joined = widths.queries + 2 * widths.keys + 2 * widths.mlp
         return {"joined matrices": size * spec.num_layers * spec.hidden_size * joined}
+    if job.chip.platform == GPU:
+        return {"weights gathered for use": 2 * size * elements(spec, dataclasses.replace(pool, fsdp=1))}
     gathered = spec.vocab_size / _vocabulary(spec, pool) + 2 * widths.mlp
     return {"weights gathered for use": size * spec.hidden_size * gathered}
 

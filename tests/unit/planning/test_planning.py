@@ -269,7 +269,7 @@ def test_weights_are_handed_over_between_two_steps():
 def test_a_sampler_that_is_split_by_fsdp_joins_no_matrices_but_gathers_the_unembedding(tensor):
     """Peaks of the decode steps as a TPU's compiler says them (docs/plan.md) are held to a tenth below."""
     copies, split = (
-        plan_of(mode, shape="qwen3-8b").sampler.footprint.moments["decoding"]
+        plan_of(mode, shape="qwen3-8b", topology="v5p:2x2x2").sampler.footprint.moments["decoding"]
         for mode in (f"jax:d4t{tensor}", f"jax:f4t{tensor}")
     )
     spec = shape_of("qwen3-8b")
@@ -278,6 +278,24 @@ def test_a_sampler_that_is_split_by_fsdp_joins_no_matrices_but_gathers_the_unemb
     assert "joined matrices" not in split
     table, widest = (2 * spec.hidden_size * width / tensor for width in (spec.vocab_size, spec.intermediate_size))
     assert split["weights gathered for use"] == table + 2 * widest
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "slots", "context", "compiled"),
+    [
+        ("qwen3-0.6b", "float32", 256, 64, 5.28),
+        ("qwen3-0.6b", "bfloat16", 64, 2048, 3.64),
+        ("qwen3-8b", "bfloat16", 64, 2048, 37.57),
+    ],
+)
+def test_on_a_gpu_a_sampler_that_is_split_by_fsdp_gathers_its_weights_ahead(shape, dtype, slots, context, compiled):
+    """GiB of the decode step over 8 as XLA's compiler has it, with jax 0.11.2 (docs/plan.md)."""
+    keys = {"jax.sampler_dtype": dtype, "jax.cache_dtype": dtype, "jax.slots": slots, "jax.context_length": context}
+    footprint = plan_of("jax:f8", shape=shape, **keys).sampler.footprint
+    decoding = footprint.moments["decoding"]
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    assert decoding["weights gathered for use"] == 2 * size * parameter_count(shape_of(shape))
+    assert footprint.held + sum(decoding.values()) == pytest.approx(GIB * compiled, rel=0.15)
 
 
 DECODE = {  # docs/plan.md, GiB of the decode step: GiB, shape, topology, allocation_mode
