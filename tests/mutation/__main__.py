@@ -101,6 +101,7 @@ def _in_child(checkout: Path, tests: Sequence[str]) -> int | None:
     child = os.fork()
     if child == 0:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it, and what runs in the background ignores it
         with _output_of(checkout).open("w") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
