@@ -105,8 +105,8 @@ class ControlTokens:
     def _shared_ends(self, texts: Sequence[str]) -> tuple[int, int]:
         """Returns how many characters all texts have in common at both ends, up to a control token.
 
-        A tokenizer takes the tokens of `_firm` out of a text before anything else, so that a text is
-        cut where one begins with no change to its ids.
+        A tokenizer takes the tokens of `_firm` out of a text before anything else, so that a text
+        is cut where one begins with no change to its ids.
         """
         if len(texts) < 2 or self._firm is None:
             return 0, 0
@@ -119,10 +119,10 @@ class ControlTokens:
 
     @functools.cached_property
     def _firm(self) -> re.Pattern[str] | None:
-        """A pattern of the added tokens that are found wherever they stand, whatever stands beside them.
+        """A pattern of the added tokens that are found whatever stands beside them.
 
-        That is: special, taken from the raw text, without the white space and letters next to them,
-        and not begun within another added token. None if there is none.
+        They are special, taken from the raw text, whatever white space and letters are next to
+        them, and do not begin within another added token. None if there is none.
         """
         added = list(self._inner.added_tokens_decoder.values())
         within = {character for token in added for character in token.content[1:]}

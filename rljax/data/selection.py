@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -48,6 +48,7 @@ class Selection:
         identity: str | None = None,
         *,
         measure: bool = False,
+        seen: Callable[[Prompt], None] | None = None,
     ) -> None:
         """Selects the first `limit` examples that are not too long.
 
@@ -57,6 +58,7 @@ class Selection:
         Args:
           identity: of the examples; None if nothing tells them from others.
           measure: find the length of every prompt, even of one that bytes decide.
+          seen: called with each prompt that is used, in order.
 
         Raises:
           UserError: begins with file and line.
@@ -75,6 +77,7 @@ class Selection:
         self.long_examples = 0  # with their answers
         self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
         self._measure = measure and tokenizer is not None
+        self._seen = seen
         selected = self._recall(identity)
         if selected is None:
             found = list(self._select())
@@ -83,6 +86,9 @@ class Selection:
             selected = Selected(kept, *said, lengths if self._measure else None)
             if (memory := self._memory(identity, self._measure)) is not None:
                 memory.keep(selected)
+        elif seen is not None:
+            for index in selected.kept.tolist():
+                seen(examples[index])
         self.lengths = selected.lengths if measure else None  # [n] int32 tokens, if they were asked for
         self.kept = selected.kept  # [n] indices of the examples, rising
         self.long_prompts, self.long_examples, self._strange = (
@@ -158,6 +164,8 @@ class Selection:
                         self._leave_out(whole, self._labels)
                     else:
                         self._look_for_unknown(index, prompt)
+                        if self._seen is not None:
+                            self._seen(prompt)
                         yield index, tokens
 
     def _measured(self) -> Iterator[tuple[int, list[Prompt], list[int]]]:
