@@ -134,6 +134,13 @@ class ControlTokens:
         longest_first = sorted(firm, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first))) if firm else None
 
+    def with_token(self, texts: Sequence[str], token_id: int) -> list[bool]:
+        """Returns whether a token is among the ids of each text, faster for many of them."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None or any(self._mark in text for text in texts):
+            return [token_id in self._encode(text) for text in texts]
+        return [token_id in found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
         """Returns begin and end of the first of some control tokens in a rendered text, or None."""
         return next((match.span() for match in self._tokens.finditer(text) if self.ids[match[0]] in ids), None)

@@ -169,8 +169,9 @@ class PromptSource:
         return (self._numbered(0, index) for index in self._kept.tolist())
 
     def spread(self, most: int) -> list[Prompt]:
-        """Returns at most that many prompts of the first epoch, taken evenly, in order."""
-        return [self._at(i * len(self) // min(most, len(self))) for i in range(min(most, len(self)))]
+        """Returns at most that many prompts of the first epoch, taken evenly from the data, in order."""
+        count, every = min(most, len(self._kept)), self._kept.tolist()
+        return [self._numbered(0, every[i * len(every) // count]) for i in range(count)]
 
     def prompt(self, uid: str) -> Prompt:
         """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -154,6 +154,7 @@ class Selection:
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
         for start, prompts, lengths in self._measured():
+            strange = self._unknown_characters(prompts)
             for index, (prompt, tokens) in enumerate(zip(prompts, lengths, strict=True), start):
                 if self._labels:
                     self._labels.require(prompt, self._examples.where(index))
@@ -163,7 +164,8 @@ class Selection:
                     elif self._labels and (whole := length_of_example(prompt)) > self._labels.most:
                         self._leave_out(whole, self._labels)
                     else:
-                        self._look_for_unknown(index, prompt)
+                        if (character := strange.get(index - start)) is not None:
+                            self._strange.append((index, character))
                         if self._seen is not None:
                             self._seen(prompt)
                         yield index, tokens
@@ -196,11 +198,17 @@ class Selection:
             raise UserError(f"{self._key}: no example fits with its answer: {self._labels.why}")
         raise UserError(f"{self._key}.max_length: every prompt is longer than {self._dataset.max_length} tokens")
 
-    def _look_for_unknown(self, index: int, prompt: Prompt) -> None:
-        if self._tokenizer is None:
-            return
-        found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
-        self._strange += [(index, found)] if found else []
+    def _unknown_characters(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Returns the first character without a token of each prompt that has one, by position."""
+        if self._tokenizer is None or self._labels:  # with labels it was said before
+            return {}
+        owners = [(i, text_of(message)) for i, prompt in enumerate(prompts) for message in prompt.messages]
+        unknown = self._tokenizer.all_unknown([text for _, text in owners])
+        found: dict[int, str] = {}
+        for (i, _), character in zip(owners, unknown, strict=True):
+            if character:
+                found.setdefault(i, character)
+        return found
 
 
 def _waited(part: tuple[int, list[Prompt], Future[list[int]]]) -> tuple[int, list[Prompt], list[int]]:

@@ -29,7 +29,7 @@ def at_start(
 ) -> Report:
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
-    train = Survey("train_dataset", learned_field(config), itertools.islice(prompts.epoch(0), MOST))
+    train = Survey("train_dataset", learned_field(config), itertools.islice(prompts.every(), MOST))
     findings += [*train.check(prompts.where), *check_sets(train, held_out)]
     report = Report(findings)
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
