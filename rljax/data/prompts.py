@@ -169,7 +169,7 @@ class PromptSource:
         return (self._numbered(0, index) for index in self._kept.tolist())
 
     def spread(self, most: int) -> list[Prompt]:
-        """Returns at most that many prompts of the first epoch, taken evenly from the data, in order."""
+        """Returns at most that many prompts of the first epoch, spread evenly over the data."""
         count, every = min(most, len(self._kept)), self._kept.tolist()
         return [self._numbered(0, every[i * len(every) // count]) for i in range(count)]
 
