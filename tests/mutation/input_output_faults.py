@@ -175,19 +175,19 @@ GOES_IN = (
     *_seen_by(
         "in: a key of another system by its name",
         AREAL,
-        ("rljax/config/areal_objective.py", 'if mode == "disabled":', "if False:"),
+        ("rljax/config/foreign/areal_objective.py", 'if mode == "disabled":', "if False:"),
         (
             "rljax/objective/reward_shaping.py",
             "(task - penalty + actor.reward_bias) * actor.reward_scaling",
             "(task + actor.reward_bias) * actor.reward_scaling - penalty",
         ),
-        ("rljax/config/areal_objective.py", 'lambda t: t.get("actor.mask_no_eos_with_zero"),', "lambda t: False,"),
+        ("rljax/config/foreign/areal_objective.py", 'lambda t: t.get("actor.mask_no_eos_with_zero"),', "lambda t: False,"),
         (
-            "rljax/config/areal_objective.py",
+            "rljax/config/foreign/areal_objective.py",
             'lambda t: _has_section(t, "critic") and _has_section(t, "actor.reward_norm"),',
             "lambda t: False,",
         ),
-        ("rljax/config/areal.py", 'else "areal_gsm8k"', 'else "gsm8k"'),
+        ("rljax/config/foreign/areal.py", 'else "areal_gsm8k"', 'else "gsm8k"'),
     ),
     *_seen_by(
         "in: texts that are not there are not told",
