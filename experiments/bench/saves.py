@@ -1,8 +1,7 @@
-r"""A checkpoint of a learner: what a step spends on it and waits for it, and what the whole takes.
+"""A checkpoint of a learner: what a step spends on it and waits for it, and what the whole takes.
 
-python -m experiments.bench.saves --engine=jax,fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
-python -m experiments.bench.saves --engine=jax,fsdp --shape=smollm2-135m \
-    --tokens=256 --segments=4 --dtype=float32           # on a CPU
+python -m experiments.bench.saves --engine=jax,fsdp    # on a GPU: Qwen3-0.6B's shape, 16384 tokens
+python -m experiments.bench.saves --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
 
 In one process, in turns: a save before the next step (`Learner.save`), and one beside the next
 steps (`Learner.begin_save`), which score their batch and then update, as a run does. Both are whole
