@@ -1,4 +1,4 @@
-"""A checkpoint of a learner: what a step spends on it and waits for it, and what the whole takes.
+"""A checkpoint of a learner: what a step spends on it and waits for, and what the whole takes.
 
 python -m experiments.bench.saves --engine=jax,fsdp    # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.saves --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
