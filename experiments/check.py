@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
     from rljax.sanity.findings import Finding
+    from rljax.sanity.survey import Survey
     from rljax.types import Prompt
 
 main.define_config_flags(workdir=False)
@@ -69,10 +70,14 @@ class Checks:
 
     def run(self) -> list[Finding]:
         """Makes all checks, in the order in which a run comes to their parts."""
+        from rljax.sanity.blanks import learned_field
+        from rljax.sanity.survey import Survey
+
         pools = self._attempt("config", self._check_config)
         tokenizer = self._attempt("actor.path", self._check_model)
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
-        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools))
+        survey = Survey("train_dataset", learned_field(self._config))
+        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools, survey))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
@@ -83,7 +88,7 @@ class Checks:
             self._attempt("rollout.workflow", lambda: self._check_prompts(workflow, prompts, held_out))
         self._attempt("rollout.should_accept_fn", lambda: asyncio.run(self._check_filter()))
         if prompts is not None:
-            played = self._attempt("train_dataset", lambda: self._check_sets(prompts, held_out)) or []
+            played = self._attempt("train_dataset", lambda: self._check_sets(prompts, survey, held_out)) or []
             # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(played))) and builds:
                 self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
@@ -159,15 +164,21 @@ class Checks:
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
 
-    def _open_prompts(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> PromptSource:
+    def _open_prompts(self, tokenizer: Tokenizer | None, tools: Sequence[Tool], survey: Survey) -> PromptSource:
+        """Opens the training prompts, and adds all of them to the survey."""
         from rljax.data import open_prompts
 
         dataset = self._config.train_dataset
         if tokenizer is None:  # the model has an error of its own, and lengths can't be counted
             dataset = dataclasses.replace(dataset, max_length=None)
-        seed = self._config.seed
         return open_prompts(
-            dataset, key="train_dataset", seed=seed, tokenizer=tokenizer, added_tools=tools, measure=tokenizer is not None
+            dataset,
+            key="train_dataset",
+            seed=self._config.seed,
+            tokenizer=tokenizer,
+            added_tools=tools,
+            measure=tokenizer is not None,
+            seen=survey.add,
         )
 
     def _open_held_out(self, tokenizer: Tokenizer | None, tools: Sequence[Tool]) -> list[HeldOut]:
@@ -214,22 +225,16 @@ class Checks:
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), theirs, limit=limit, why=f"{sampler}.context_length={context}")
 
-    def _check_sets(self, prompts: PromptSource, held_out: Sequence[HeldOut]) -> list[Prompt]:
-        """Checks the sets of prompts. Returns the prompts that name an environment."""
-        from rljax.environments.build import FIELD
+    def _check_sets(self, prompts: PromptSource, survey: Survey, held_out: Sequence[HeldOut]) -> list[Prompt]:
+        """Checks the sets of prompts. Returns the training prompts that name an environment."""
         from rljax.sanity import start
-        from rljax.sanity.blanks import Blanks, learned_field
-        from rljax.sanity.prompts import Index
 
-        train, played = Index("train_dataset"), []
-        blanks = Blanks("train_dataset", prompts.where, learned_field(self._config))
-        for prompt in prompts.every():
-            train.add(prompt)
-            blanks.add(prompt)
-            if FIELD in prompt.fields:
-                played.append(prompt)
-        self._findings += [*start.check_splits(self._config), *blanks.check(), *start.check_sets(train, held_out)]
-        return played
+        self._findings += [
+            *start.check_splits(self._config),
+            *survey.check(prompts.where),
+            *start.check_sets(survey, held_out),
+        ]
+        return survey.played
 
     async def _check_environments(self, prompts: Sequence[Prompt]) -> bool:
         """Checks the environments that prompts name.

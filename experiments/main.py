@@ -105,7 +105,7 @@ def workdir_from_flags(what: str = "a directory for the run") -> Path:
     Raises:
       UserError: neither is given.
     """
-    from rljax.config import areal
+    from rljax.config.foreign import areal
 
     if FLAGS.workdir:
         return Path(FLAGS.workdir)

@@ -30,7 +30,8 @@ def made(family: str, settings: dict[str, Any], directory: Path) -> Any:
 
     No parameter has its neutral value.
     """
-    config = getattr(transformers, f"{family}Config")(**settings)
+    kind = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = kind(**settings)
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -222,8 +222,9 @@ def replicate_gradients(network: Network, now: bool) -> None:
 def _fill_buffers(causal: Any) -> None:
     """Computes rotary frequencies and other buffers that are in no file.
 
-    Raises UserError for one that transformers computes only where the model is made.
+    Raises UserError for one that transformers computes only where the model is made, or not there.
     """
+    name_of_class = type(causal).__name__
     for parameter in causal.parameters():
         parameter._is_hf_initialized = True  # transformers leaves parameters with this flag alone; they are read from files
     for module in causal.modules():
@@ -232,11 +233,15 @@ def _fill_buffers(causal: Any) -> None:
             for buffer in module.buffers(recurse=False):
                 buffer.fill_(before)
             if any(True for _ in module.buffers(recurse=False)):
-                causal._init_weights(module)
+                try:
+                    causal._init_weights(module)
+                except Exception as error:  # code of each family
+                    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    raise UserError(f"actor.path: transformers fails to fill the buffers of {name_of_class}: {line}") from error
             computed.append({name: buffer.clone() for name, buffer in module.named_buffers(recurse=False)})
         for name, buffer in computed[0].items():
             if not torch.equal(buffer, computed[1][name]):
-                raise UserError(f"actor.path: {type(causal).__name__} has a buffer {name!r} that fsdp can't compute again")
+                raise UserError(f"actor.path: {name_of_class} has a buffer {name!r} that fsdp can't compute again")
 
 
 def parameters(network: Network) -> Iterator[tuple[str, DTensor]]:

@@ -1,16 +1,18 @@
-"""A checkpoint of a learner: seconds a step waits for it, and seconds until it is whole.
+"""A checkpoint of a learner: what a step spends on it and waits for, and what the whole takes.
 
-python -m experiments.bench.saves --engine=fsdp     # on a GPU: Qwen3-0.6B's shape, 16384 tokens
-python -m experiments.bench.saves --engine=jax
+python -m experiments.bench.saves --engine=jax,fsdp    # on a GPU: Qwen3-0.6B's shape, 16384 tokens
 python -m experiments.bench.saves --shape=smollm2-135m --tokens=256 --segments=4 --dtype=float32
 
 In one process, in turns: a save before the next step (`Learner.save`), and one beside the next
 steps (`Learner.begin_save`), which score their batch and then update, as a run does. Both are whole
 as a run's checkpoints are: checksums, synced, renamed (rljax/checkpoints/store.py). A step waits
 for `begin_save`, and for its copy where that is not done before the update (timeperf/save_copy).
-Flags are those of experiments.bench.learner; the shares are medians over --saves. Nothing here has
-a limit: a save takes as long as the disk needs for 12 bytes per parameter, and each is said on
-stderr as it ends, so that a run that is stopped has told what it had measured.
+CPU seconds of a save before the next step are of all threads; those of `begin_save` are of the
+thread that calls it, which is the step's. Several engines are measured one after the other, each in
+a process of its own. Flags are those of experiments.bench.learner; the shares are those of medians
+over --saves. Nothing here has a limit: a save takes as long as the disk needs for 12 bytes per
+parameter, and each is said on stderr as it ends, so that a run that is stopped has told what it had
+measured.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +42,20 @@ CHECKPOINTS = flags.DEFINE_string("checkpoints", "", "Directory for the checkpoi
 
 
 def bench() -> None:
+    engines = steps.ENGINE.value.split(",")
+    if len(engines) == 1:
+        measure()
+        return
+    with tempfile.TemporaryDirectory() as model:
+        for engine in engines:  # a later flag counts
+            of_engine = [*sys.argv[1:], f"--engine={engine}", f"--directory={steps.DIRECTORY.value or model}"]
+            ended = subprocess.run([sys.executable, "-m", "rljax.experiments.bench.saves", *of_engine], check=False)
+            if ended.returncode:
+                sys.exit(ended.returncode)  # it has said why
+
+
+def measure() -> None:
+    """Measures one engine, and prints a line of JSON."""
     with tempfile.TemporaryDirectory() as temporary:
         model = Path(steps.DIRECTORY.value or f"{temporary}/model")
         spec, config = make_model(model, steps.SHAPE.value), steps.make_config()
@@ -63,8 +80,9 @@ def bench() -> None:
                 "mode": config.allocation_mode,
                 "shape": steps.SHAPE.value,
                 "checkpoint_mb": round(size / 1e6),
-                **{name: round(seconds, 3) for name, seconds in medians.items()},
+                **{name: round(seconds, 4) for name, seconds in medians.items()},
                 "waited_s": round(waited, 3),
+                "begin_cpu_of_foreground": round(medians["begin_cpu_s"] / medians["foreground_cpu_s"], 5),
                 "waited_of_foreground": round(waited / medians["foreground_s"], 4),
                 "waited_of_background": round(waited / medians["background_s"], 4),
                 "step_s": round(statistics.median(alone), 3),
@@ -78,14 +96,14 @@ def bench() -> None:
 
 def _one_of_each(learner: Learner, batch: Batch, store: Checkpoints, number: int) -> dict[str, float]:
     """Saves before the next step, then beside the next steps. Returns seconds by their use."""
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     store.save(number, lambda directory: learner.save(directory / "learner"))
-    foreground = time.perf_counter() - began
+    foreground, foreground_cpu = time.perf_counter() - began, time.process_time() - cpu
 
-    began, draft = time.perf_counter(), store.draft(number + 1)
+    began, cpu, draft = time.perf_counter(), time.thread_time(), store.draft(number + 1)
     draft.begin()
     written = learner.begin_save(draft.path / "learner")
-    begin = time.perf_counter() - began
+    begin, begin_cpu = time.perf_counter() - began, time.thread_time() - cpu
     whole: list[float] = []
 
     def finish() -> None:
@@ -104,7 +122,9 @@ def _one_of_each(learner: Learner, batch: Batch, store: Checkpoints, number: int
     finished.result()
     return {
         "foreground_s": foreground,
+        "foreground_cpu_s": foreground_cpu,
         "begin_s": begin,
+        "begin_cpu_s": begin_cpu,
         "copy_s": sum(copies),
         "background_s": whole[0],
         "step_beside_s": statistics.mean(beside),

@@ -83,9 +83,63 @@ class ControlTokens:
         if backend is None:
             return [len(self._encode(text)) for text in texts]
         plain = [i for i, text in enumerate(texts) if self._mark not in text]
-        encoded = backend.encode_batch_fast([texts[i] for i in plain], add_special_tokens=False)
-        of_plain = {i: len(ids) for i, ids in zip(plain, encoded, strict=True)}
+        of_plain = dict(zip(plain, self._plain_counts(backend, [texts[i] for i in plain]), strict=True))
         return [of_plain[i] if i in of_plain else len(self._encode(text)) for i, text in enumerate(texts)]
+
+    def _plain_counts(self, backend: Any, texts: Sequence[str]) -> list[int]:
+        """Counts texts without marks. What they share at both ends is counted once, with the first.
+
+        A third of a prompt may be a template's system message.
+        """
+        head, tail = self._shared_ends(texts)
+        differing = [text[head : len(text) - tail] for text in texts]
+        lengths = [len(ids) for ids in backend.encode_batch_fast(differing, add_special_tokens=False)]
+        if not head and not tail:
+            return lengths
+        ends = [texts[0], texts[0][:head], texts[0][len(texts[0]) - tail :]]
+        whole, *shared = [len(ids) for ids in backend.encode_batch_fast(ends, add_special_tokens=False)]
+        if whole != lengths[0] + sum(shared):  # a tokenizer that is not known to be
+            return [len(ids) for ids in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [length + sum(shared) for length in lengths]
+
+    def _shared_ends(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Returns how many characters all texts have in common at both ends, up to a control token.
+
+        A tokenizer takes the tokens of `_firm` out of a text before anything else, so that a text
+        is cut where one begins with no change to its ids.
+        """
+        if len(texts) < 2 or self._firm is None:
+            return 0, 0
+        common = _common_start(texts)
+        head = max((match.start() for match in self._firm.finditer(common)), default=0)
+        most = min(map(len, texts)) - head
+        common = _common_start([text[: -most - 1 : -1] for text in texts])[::-1] if most else ""
+        tail = next((len(common) - match.start() for match in self._firm.finditer(common)), 0)
+        return head, tail
+
+    @functools.cached_property
+    def _firm(self) -> re.Pattern[str] | None:
+        """A pattern of the added tokens that are found whatever stands beside them.
+
+        They are special, taken from the raw text, whatever white space and letters are next to
+        them, and do not begin within another added token. None if there is none.
+        """
+        added = list(self._inner.added_tokens_decoder.values())
+        within = {character for token in added for character in token.content[1:]}
+        firm = [
+            token.content
+            for token in added
+            if token.special and not (token.normalized or token.lstrip or token.single_word) and token.content[0] not in within
+        ]
+        longest_first = sorted(firm, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if firm else None
+
+    def with_token(self, texts: Sequence[str], token_id: int) -> list[bool]:
+        """Returns whether a token is among the ids of each text, faster for many of them."""
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        if backend is None or any(self._mark in text for text in texts):
+            return [token_id in self._encode(text) for text in texts]
+        return [token_id in found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def find(self, text: str, ids: Collection[int]) -> tuple[int, int] | None:
         """Returns begin and end of the first of some control tokens in a rendered text, or None."""
@@ -160,6 +214,11 @@ def _any_of(texts: Collection[str]) -> re.Pattern[str]:
 def _is_written(token: str, template: str) -> bool:
     """Returns whether a template writes a token that is no special one, such as <think> or [/INST]."""
     return token[0] in "<[" and token[-1] in ">]" and token in template
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: next((i for i, character in enumerate(first) if character != last[i]), len(first))]
 
 
 def _insert(text: str, positions: Sequence[int], mark: str) -> str:

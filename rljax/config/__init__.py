@@ -12,5 +12,5 @@ reference.py        writes docs/config.md from the schema
 resume.py           keys that may change between the runs of one workdir
 allocation.py       `allocation_mode`: which engine runs on which devices
 registry.py         finds what a config names: a reward, a workflow, a filter
-areal.py            reads a YAML file written for AReaL; areal_keys.py is its table of keys
+foreign/            configs and names of other systems, as keys of this one
 """

@@ -27,8 +27,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from rljax import entry_points
-from rljax.config import areal, engine_sections, files, foreign_names
+from rljax.config import engine_sections, files
 from rljax.config.allocation import engines_of
+from rljax.config.foreign import areal, key_names
 from rljax.config.keys import Leaf, join, types_of, unwrap_optional, walk
 from rljax.config.schema import Config, EngineConfig
 from rljax.errors import UserError
@@ -405,7 +406,7 @@ def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError
     elsewhere = [key for key in leaves() if key.rpartition(".")[2] == name]
     below = [key for key in elsewhere if path and key.startswith(f"{path}.")]
     close = below or difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8)
-    hint = "" if close else foreign_names.hint(key or join(path, name), name, is_ours=bool(elsewhere))
+    hint = "" if close else key_names.hint(key or join(path, name), name, is_ours=bool(elsewhere))
     if hint:
         return UserError(f"{join(path, name)}: no such key ({hint})")
     close = close or elsewhere or difflib.get_close_matches(name, siblings + engines, n=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -169,8 +169,9 @@ class PromptSource:
         return (self._numbered(0, index) for index in self._kept.tolist())
 
     def spread(self, most: int) -> list[Prompt]:
-        """Returns at most that many prompts of the first epoch, taken evenly, in order."""
-        return [self._at(i * len(self) // min(most, len(self))) for i in range(min(most, len(self)))]
+        """Returns at most that many prompts of the first epoch, spread evenly over the data."""
+        count, every = min(most, len(self._kept)), self._kept.tolist()
+        return [self._numbered(0, every[i * len(every) // count]) for i in range(count)]
 
     def prompt(self, uid: str) -> Prompt:
         """Returns the prompt of a uid, as the stream gave it out. Raises UserError."""
@@ -180,8 +181,8 @@ class PromptSource:
         return self._numbered(int(epoch), int(index))
 
     def where(self, uid: str) -> str:
-        """Returns the origin of a prompt for a message: "train.jsonl:17"."""
-        return self._examples.where(int(uid.partition("/")[2]))
+        """Returns the origin of a prompt, whose uid may have no epoch: "train.jsonl:17"."""
+        return self._examples.where(int(uid.rpartition("/")[2]))
 
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
         """Checks that no prompt has more than `most` tokens.
@@ -241,6 +242,7 @@ def open_prompts(
     shard: tuple[int, int] = (0, 1),
     added_tools: Sequence[Tool] = (),
     measure: bool = False,
+    seen: Callable[[Prompt], None] | None = None,
 ) -> PromptSource:
     """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
 
@@ -251,6 +253,8 @@ def open_prompts(
       shard: (index, count) of this process among those that share the prompts of an epoch.
       added_tools: those that the workflow adds to each prompt (rljax.workflows.tools_of).
       measure: find the length of every prompt (`lengths`).
+      seen: called with each prompt that is used, in the order of the data, which spares another
+        pass over them. Their uids are still without an epoch.
 
     Raises:
       UserError: one line with file, line and remedy.
@@ -265,7 +269,7 @@ def open_prompts(
     examples = Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools)
     # A format of users' may read whatever it likes
     identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]])
-    selection = Selection(examples, dataset, tokenizer, labels, key, identity, measure=measure)
+    selection = Selection(examples, dataset, tokenizer, labels, key, identity, measure=measure, seen=seen)
     selection.log()
     return PromptSource(
         examples,

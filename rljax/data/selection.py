@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -48,6 +48,7 @@ class Selection:
         identity: str | None = None,
         *,
         measure: bool = False,
+        seen: Callable[[Prompt], None] | None = None,
     ) -> None:
         """Selects the first `limit` examples that are not too long.
 
@@ -57,6 +58,7 @@ class Selection:
         Args:
           identity: of the examples; None if nothing tells them from others.
           measure: find the length of every prompt, even of one that bytes decide.
+          seen: called with each prompt that is used, in order.
 
         Raises:
           UserError: begins with file and line.
@@ -75,6 +77,7 @@ class Selection:
         self.long_examples = 0  # with their answers
         self._strange: list[tuple[int, str]] = []  # examples with a character that has no token
         self._measure = measure and tokenizer is not None
+        self._seen = seen
         selected = self._recall(identity)
         if selected is None:
             found = list(self._select())
@@ -83,6 +86,9 @@ class Selection:
             selected = Selected(kept, *said, lengths if self._measure else None)
             if (memory := self._memory(identity, self._measure)) is not None:
                 memory.keep(selected)
+        elif seen is not None:
+            for index in selected.kept.tolist():
+                seen(examples[index])
         self.lengths = selected.lengths if measure else None  # [n] int32 tokens, if they were asked for
         self.kept = selected.kept  # [n] indices of the examples, rising
         self.long_prompts, self.long_examples, self._strange = (
@@ -148,6 +154,7 @@ class Selection:
         length_of_example = self._labels.measure() if self._labels else lambda prompt: 0
         most_of_prompt = self._dataset.max_length
         for start, prompts, lengths in self._measured():
+            strange = self._unknown_characters(prompts)
             for index, (prompt, tokens) in enumerate(zip(prompts, lengths, strict=True), start):
                 if self._labels:
                     self._labels.require(prompt, self._examples.where(index))
@@ -157,7 +164,10 @@ class Selection:
                     elif self._labels and (whole := length_of_example(prompt)) > self._labels.most:
                         self._leave_out(whole, self._labels)
                     else:
-                        self._look_for_unknown(index, prompt)
+                        if (character := strange.get(index - start)) is not None:
+                            self._strange.append((index, character))
+                        if self._seen is not None:
+                            self._seen(prompt)
                         yield index, tokens
 
     def _measured(self) -> Iterator[tuple[int, list[Prompt], list[int]]]:
@@ -188,11 +198,17 @@ class Selection:
             raise UserError(f"{self._key}: no example fits with its answer: {self._labels.why}")
         raise UserError(f"{self._key}.max_length: every prompt is longer than {self._dataset.max_length} tokens")
 
-    def _look_for_unknown(self, index: int, prompt: Prompt) -> None:
-        if self._tokenizer is None:
-            return
-        found = next(filter(None, (self._tokenizer.unknown(text_of(message)) for message in prompt.messages)), "")
-        self._strange += [(index, found)] if found else []
+    def _unknown_characters(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Returns the first character without a token of each prompt that has one, by position."""
+        if self._tokenizer is None or self._labels:  # with labels it was said before
+            return {}
+        owners = [(i, text_of(message)) for i, prompt in enumerate(prompts) for message in prompt.messages]
+        unknown = self._tokenizer.all_unknown([text for _, text in owners])
+        found: dict[int, str] = {}
+        for (i, _), character in zip(owners, unknown, strict=True):
+            if character:
+                found.setdefault(i, character)
+        return found
 
 
 def _waited(part: tuple[int, list[Prompt], Future[list[int]]]) -> tuple[int, list[Prompt], list[int]]:

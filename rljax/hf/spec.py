@@ -53,26 +53,31 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 _SIZE, _COUNT = json_fields.integer(1, 2**24), json_fields.integer(1, 2**16)
-SCHEMA: json_fields.Schema = {  # fields of config.json that are read, beside those of ropes (rope.py)
+OF_ANY_FAMILY: json_fields.Schema = {  # fields of config.json that are read of every model
     "model_type": json_fields.TEXT,
     "architectures": json_fields.TEXTS,
     "quantization_config": json_fields.OBJECT,
     "text_config": json_fields.OBJECT,
     "vision_config": json_fields.OBJECT,
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "head_dim"), _SIZE),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "sliding_window_pattern"), _COUNT),
-    "max_position_embeddings": json_fields.integer(1, 2**31),
+    **dict.fromkeys(("vocab_size", "hidden_size", "head_dim"), _SIZE),
+    **dict.fromkeys(("num_attention_heads", "num_hidden_layers"), _COUNT),
     "sliding_window": json_fields.integer(1, 2**31),
+    **dict.fromkeys(("tie_word_embeddings", "use_sliding_window"), json_fields.TRUTH),
+    "final_logit_softcapping": json_fields.number(1e-6, 1e9),
+    "layer_types": json_fields.TEXTS,
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), json_fields.OBJECT),
+}
+SCHEMA: json_fields.Schema = {  # and of the families here, beside those of ropes (rope.py); of others they may be anything
+    **OF_ANY_FAMILY,
+    "intermediate_size": _SIZE,
+    **dict.fromkeys(("num_key_value_heads", "sliding_window_pattern"), _COUNT),
+    "max_position_embeddings": json_fields.integer(1, 2**31),
     "max_window_layers": json_fields.integer(0, 2**16),
     **dict.fromkeys(("hidden_act", "hidden_activation"), json_fields.TEXT),
     "rms_norm_eps": json_fields.number(0, 1),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), json_fields.number(1, 1e12)),
-    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), json_fields.TRUTH),
-    "use_bidirectional_attention": json_fields.TRUTH,
-    "query_pre_attn_scalar": json_fields.number(1e-6, 1e9),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), json_fields.number(1e-6, 1e9)),
-    "layer_types": json_fields.TEXTS,
-    **dict.fromkeys(("rope_parameters", "rope_scaling"), json_fields.OBJECT),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bidirectional_attention"), json_fields.TRUTH),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping"), json_fields.number(1e-6, 1e9)),
 }
 COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -150,7 +155,9 @@ def read_config(directory: Path | str) -> dict[str, Any]:
         raise UserError(f"{directory}: no such model directory (a HF directory with {CONFIG} and *.safetensors)")
     if not path.is_file():
         raise UserError(f"{directory}: no {CONFIG} (a HF model directory has one beside its *.safetensors)")
-    config, where = json_fields.read_object(path, SCHEMA), f"{path}: text_config"
+    config, where = json_fields.read_object(path, OF_ANY_FAMILY), f"{path}: text_config"
+    if config.get("model_type") in MODEL_TYPES:
+        json_fields.check(config, SCHEMA, str(path))
     json_fields.check(config.get("text_config") or {}, {"model_type": json_fields.TEXT}, where)
     part = _text_part(config)
     if part is not config:  # fields of text models that are not read here may be anything
@@ -254,8 +261,9 @@ class _Fields:
 
 
 def _parse(config: Mapping[str, Any], where: str) -> ModelSpec:
-    json_fields.check(config, SCHEMA, where)
+    json_fields.check(config, OF_ANY_FAMILY, where)
     architecture = _architecture(config, where)
+    json_fields.check(config, SCHEMA, where)
     fields = _Fields(config, architecture, where)
     gemma = architecture == "gemma3"
     hidden, heads, layers = (fields.size(name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))

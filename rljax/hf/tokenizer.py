@@ -67,6 +67,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def all_unknown(self, texts: Sequence[str]) -> list[str]:
+        """Returns `unknown` of each text, faster for many of them."""
+        ...
+
     def decode(self, token_ids: Sequence[int] | np.ndarray, *, skip_special_tokens: bool = True) -> str: ...
 
     def pieces(self, token_ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -208,10 +212,16 @@ class HFTokenizer:
         return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
     def unknown(self, text: str) -> str:
+        return self.all_unknown([text])[0]
+
+    def all_unknown(self, texts: Sequence[str]) -> list[str]:
         unknown = self._inner.unk_token_id
-        if unknown is None or self._can_write(text) or unknown not in self.encode(text):
-            return ""
-        return next((character for character in text if unknown in self.encode(character)), text)
+        doubtful = [] if unknown is None else [i for i, text in enumerate(texts) if not self._can_write(text)]
+        found = dict.fromkeys(range(len(texts)), "")
+        for i, has in zip(doubtful, self._control.with_token([texts[i] for i in doubtful], unknown), strict=True):
+            if has:
+                found[i] = next((character for character in texts[i] if unknown in self.encode(character)), texts[i])
+        return list(found.values())
 
     def _can_write(self, text: str) -> bool:
         """Returns True if each byte of a text has a token: none of it is unknown. False: perhaps."""

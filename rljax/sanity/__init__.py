@@ -3,6 +3,8 @@
     findings.py    what a check says: errors, warnings, notes; the verdict
     lengths.py     prompts and labeled examples against the limits in tokens
     prompts.py     duplicates, contradictions, prompts shared by training and validation
+    blanks.py      prompts and answers without text
+    survey.py      both, in one pass over a set
     template.py    chat template, EOS, pad, vocabulary, the model's own files
     rewards.py     rewards of gold answers and of wrong ones
     filters.py     the filter of groups, on a made-up one

@@ -18,19 +18,18 @@ class Blanks:
 
     Example:
 
-        blanks = Blanks("train_dataset", prompts.where, learned_field(config))
+        blanks = Blanks("train_dataset", learned_field(config))
         for prompt in prompts.every():
             blanks.add(prompt)
-        findings = list(blanks.check())
+        findings = list(blanks.check(prompts.where))
     """
 
-    def __init__(self, part: str, where: Callable[[str], str], learned: str | None = None) -> None:
+    def __init__(self, part: str, learned: str | None = None) -> None:
         """
         Args:
-          where: returns the origin of a prompt by its uid, as PromptSource.where.
           learned: the field that supervised steps learn; None without such steps.
         """
-        self._part, self._where, self._learned = part, where, learned
+        self._part, self._learned = part, learned
         self._prompts: list[str] = []  # uids
         self._answers: list[str] = []
         self._count = 0
@@ -43,8 +42,12 @@ class Blanks:
         if self._learned is not None and self._learns_nothing(prompt, self._learned):
             self._answers.append(prompt.uid)
 
-    def check(self) -> Iterator[Finding]:
-        """Warns of what is empty."""
+    def check(self, where: Callable[[str], str]) -> Iterator[Finding]:
+        """Warns of what is empty.
+
+        Args:
+          where: returns the origin of a prompt by its uid, as PromptSource.where.
+        """
         found = (
             ("have a prompt without text", self._prompts, "the policy is asked nothing there"),
             (
@@ -55,7 +58,7 @@ class Blanks:
         )
         for what, uids, remedy in found:
             if uids:
-                line = f"{len(uids)} of {self._count} records {what}, the first {self._where(uids[0])}"
+                line = f"{len(uids)} of {self._count} records {what}, the first {where(uids[0])}"
                 yield Finding(Severity.WARNING, self._part, line, f"{remedy}; leave such records out")
 
     @staticmethod

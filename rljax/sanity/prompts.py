@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -28,8 +27,10 @@ class Index:
 
     def __init__(self, part: str, prompts: Iterable[Prompt] = ()) -> None:
         self.part = part
-        self.places: dict[bytes, list[str]] = defaultdict(list)  # digest of the messages -> uids
-        self._answers: dict[bytes, set[str]] = defaultdict(set)
+        self.first: dict[bytes, str] = {}  # digest of the messages -> uid of the first prompt that has them
+        self.again: dict[bytes, list[str]] = {}  # and of the others, where there are any
+        self._answers: dict[bytes, int] = {}  # hash of the first one's answer
+        self._contradicted: dict[bytes, None] = {}  # digests with several answers, in order
         self.count = 0
         for prompt in prompts:
             self.add(prompt)
@@ -37,22 +38,30 @@ class Index:
     def add(self, prompt: Prompt) -> None:
         """Takes one more prompt of the set."""
         key = digest_of(prompt.messages, prompt.fields.get(FIELD))
-        self.places[key].append(prompt.uid)
         self.count += 1
+        if key in self.first:
+            self.again.setdefault(key, []).append(prompt.uid)
+        else:
+            self.first[key] = prompt.uid
         if ANSWER in prompt.fields:
             answer = prompt.fields[ANSWER]
-            self._answers[key].add(answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True, default=str))
+            said = hash(answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True, default=str))
+            if self._answers.setdefault(key, said) != said:
+                self._contradicted[key] = None
+
+    def uids(self, key: bytes) -> list[str]:
+        """Returns the uids of the prompts with a digest, in order."""
+        return [self.first[key], *self.again.get(key, ())] if key in self.first else []
 
     def check(self) -> Iterator[Finding]:
         """Finds duplicates within the set, and those with different answers."""
-        again = sum(len(uids) - 1 for uids in self.places.values())
-        several = [key for key, answers in self._answers.items() if len(answers) > 1]
+        again, several = self.count - len(self.first), self._contradicted
         if several:
-            first = _index_of(self.places[several[0]][0])
+            first = _index_of(self.first[next(iter(several))])
             line = f"{len(several)} prompts have records with different answers, as example {first}"
             yield Finding(Severity.WARNING, self.part, line, "one of them is wrong, or the prompt leaves out what decides")
         if again:
-            alike = next(uids for uids in self.places.values() if len(uids) > 1)
+            alike = self.uids(next(iter(self.again)))
             line = f"{again} of {self.count} prompts are duplicates, as examples {', '.join(map(_index_of, alike[:3]))}"
             severity = Severity.WARNING if again > WORTH_A_WARNING * self.count else Severity.NOTE
             yield Finding(severity, self.part, line, "they weigh more in training, or in the score")
@@ -62,13 +71,13 @@ class Index:
 
 def shared(train: Index, held_out: Index) -> Iterator[Finding]:
     """Finds prompts that are in both sets: on them, an evaluation measures memory."""
-    both = [key for key in held_out.places if key in train.places]
+    both = [key for key in held_out.first if key in train.first]
     part = f"{train.part}, {held_out.part}"
     if not both:
         yield Finding(Severity.GOOD, part, "no prompt is in both")
         return
-    count = sum(len(held_out.places[key]) for key in both)
-    examples = f"example {_index_of(held_out.places[both[0]][0])} is {_index_of(train.places[both[0]][0])} of training"
+    count = sum(len(held_out.uids(key)) for key in both)
+    examples = f"example {_index_of(held_out.first[both[0]])} is {_index_of(train.first[both[0]])} of training"
     severity = Severity.ERROR if count >= MANY * held_out.count else Severity.WARNING
     line = f"{count} of {held_out.count} validation prompts are also trained on: {examples}"
     yield Finding(severity, part, line, "take them out of one of the sets")

@@ -13,9 +13,10 @@ from rljax.data.held_out import HeldOut
 from rljax.data.prompts import PromptSource
 from rljax.evaluation.uses import is_test
 from rljax.hf.tokenizer import Tokenizer
-from rljax.sanity.blanks import Blanks, learned_field
+from rljax.sanity.blanks import learned_field
 from rljax.sanity.findings import Finding, Report, Severity
-from rljax.sanity.prompts import Index, shared
+from rljax.sanity.prompts import shared
+from rljax.sanity.survey import Survey
 from rljax.sanity.template import check_template, check_tokenizer
 
 MOST = 20_000  # training prompts that are read at a start, in order to be quick; experiments.check reads all
@@ -28,27 +29,20 @@ def at_start(
 ) -> Report:
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
-    train, blanks = Index("train_dataset"), Blanks("train_dataset", prompts.where, learned_field(config))
-    for prompt in itertools.islice(prompts.epoch(0), MOST):
-        train.add(prompt)
-        blanks.add(prompt)
-    findings += [*blanks.check(), *check_sets(train, held_out)]
+    train = Survey("train_dataset", learned_field(config), itertools.islice(prompts.every(), MOST))
+    findings += [*train.check(prompts.where), *check_sets(train, held_out)]
     report = Report(findings)
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
         log.warning("%s", finding)
     return report
 
 
-def check_sets(train: Index, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
-    """Checks the prompts of training and of each validation set, and what they share."""
-    yield from train.check()
+def check_sets(train: Survey, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
+    """Checks the prompts of each validation set, and what they share with those of training."""
     for each in held_out:
-        index, blanks = Index(key_of(each.name), each.prompts), Blanks(key_of(each.name), each.where)
-        for prompt in each.prompts:
-            blanks.add(prompt)
-        yield from blanks.check()
-        yield from index.check()
-        yield from shared(train, index)
+        theirs = Survey(key_of(each.name), prompts=each.prompts)
+        yield from theirs.check(each.where)
+        yield from shared(train.index, theirs.index)
 
 
 def check_splits(config: Config) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ AREAL, AGREEMENT, EXPORT = (
     f"{UNIT}/hf/test_agreement.py",
     f"{UNIT}/checkpoints/test_export.py",
 )
+SANITY, FINDINGS = f"{UNIT}/sanity/test_sanity.py", f"{UNIT}/experiments/test_check_findings.py"
+CONTROL, LENGTHS = f"{UNIT}/chat/test_control_tokens.py", f"{UNIT}/data/test_lengths.py"
 TORCH, JAX = "tests/parity/test_torch_parity.py::TestTorchParity", "tests/parity/test_jax_parity.py::TestJaxParity"
 RATE, SHOWN = f"{UNIT}/config/test_learning_rate.py", f"{UNIT}/sinks/test_display_sinks.py"
 WRITTEN = f"{UNIT}/experiments/test_train.py::test_a_run_says_what_it_is_and_a_start_that_fails_changes_no_record"
@@ -173,19 +175,64 @@ GOES_IN = (
     *_seen_by(
         "in: a key of another system by its name",
         AREAL,
-        ("rljax/config/areal_objective.py", 'if mode == "disabled":', "if False:"),
+        ("rljax/config/foreign/areal_objective.py", 'if mode == "disabled":', "if False:"),
         (
             "rljax/objective/reward_shaping.py",
             "(task - penalty + actor.reward_bias) * actor.reward_scaling",
             "(task + actor.reward_bias) * actor.reward_scaling - penalty",
         ),
-        ("rljax/config/areal_objective.py", 'lambda t: t.get("actor.mask_no_eos_with_zero"),', "lambda t: False,"),
+        ("rljax/config/foreign/areal_objective.py", 'lambda t: t.get("actor.mask_no_eos_with_zero"),', "lambda t: False,"),
         (
-            "rljax/config/areal_objective.py",
+            "rljax/config/foreign/areal_objective.py",
             'lambda t: _has_section(t, "critic") and _has_section(t, "actor.reward_norm"),',
             "lambda t: False,",
         ),
-        ("rljax/config/areal.py", 'else "areal_gsm8k"', 'else "gsm8k"'),
+        ("rljax/config/foreign/areal.py", 'else "areal_gsm8k"', 'else "gsm8k"'),
+    ),
+    *_seen_by(
+        "in: texts that are not there are not told",
+        f"{SANITY}::test_prompts_that_ask_nothing_and_answers_that_teach_nothing_are_counted_with_the_first_place",
+        ("rljax/sanity/blanks.py", 'if m["role"] != "system")', ")"),
+        (
+            "rljax/sanity/blanks.py",
+            "return not (text_of(message).strip() or shown or told)",
+            "return not text_of(message).strip()",
+        ),
+        ("rljax/sanity/blanks.py", "if FIELD not in prompt.fields and all", "if all"),
+        ("rljax/sanity/blanks.py", "if field == OWN_REPLY and prompt.reply:", "if False:"),
+        ("rljax/sanity/blanks.py", "{where(uids[0])}", "{where(uids[-1])}"),
+    ),
+    *_seen_by(
+        "in: a check names what is no longer there",
+        f"{FINDINGS}::test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone",
+        ("experiments/check.py", ".replace(directory, FROM_SCRATCH)", ""),
+    ),
+    *_seen_by(
+        "in: prompts are counted otherwise than they are sampled",
+        f"{CONTROL}::test_counts_of_many_texts_are_those_of_their_ids",
+        ("rljax/chat/control_tokens.py", "return [length + sum(shared) for length in lengths]", "return lengths"),
+        ("rljax/chat/control_tokens.py", "head = max((match.start()", "head = max((match.end()"),
+    ),
+    *_seen_by(
+        "in: some prompts are not looked at",
+        f"{LENGTHS}::test_every_prompt_that_is_used_is_seen_once_and_in_order_be_it_remembered_or_not",
+        ("rljax/data/selection.py", "        elif seen is not None:", "        elif seen is None:"),
+        ("rljax/data/selection.py", "for index in selected.kept.tolist():", "for index in range(self.count):"),
+    ),
+    *_seen_by(
+        "in: a family is refused by a field of its config",
+        f"{AGREEMENT}::test_fields_of_a_family_that_is_not_implemented_here_may_be_anything",
+        ("rljax/hf/spec.py", "json_fields.read_object(path, OF_ANY_FAMILY)", "json_fields.read_object(path, SCHEMA)"),
+        (
+            "rljax/hf/spec.py",
+            "    json_fields.check(config, OF_ANY_FAMILY, where)\n",
+            "    json_fields.check(config, SCHEMA, where)\n",
+        ),
+    ),
+    *_seen_by(
+        "in: a plan of a model whose layers it does not know",
+        f"{UNIT}/planning/test_planning.py",
+        ("rljax/planning/model_shape.py", 'if family not in MODEL_TYPES and "vision_config" not in described:', "if False:"),
     ),
     *_seen_by(
         "in: the text model inside an image-text one is not found",

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from absl import logging
 
-from rljax.config import areal
 from rljax.config import checks as config_checks
 from rljax.config import io as config_io
 from rljax.config.allocation import parse
-from rljax.config.areal_keys import OURS, READ, REPEATED, SAME
+from rljax.config.foreign import areal
+from rljax.config.foreign.areal_keys import OURS, READ, REPEATED, SAME
 from rljax.engine import find_plugin
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.jax.config import JaxConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rljax.config import areal_keys
+from rljax.config.foreign import areal_keys
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming-from.md"
 # Set by `+key` on verl's command line, so that no default stands in its file

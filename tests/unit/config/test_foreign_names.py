@@ -4,8 +4,9 @@ import collections
 
 import pytest
 
-from rljax.config import defaults, foreign_names
+from rljax.config import defaults
 from rljax.config import io as config_io
+from rljax.config.foreign import key_names
 from rljax.errors import UserError
 from tests.unit.config.test_coming_from_names import rows
 
@@ -24,7 +25,7 @@ def refusal(override):
 
 @pytest.mark.parametrize("system", ["TRL", "verl"])
 def test_a_name_of_the_page_that_is_no_key_here_is_in_the_table_with_a_key_of_its_row(system):
-    table, ours = getattr(foreign_names, system.upper()), {last_word(key) for key in config_io.leaves()}
+    table, ours = getattr(key_names, system.upper()), {last_word(key) for key in config_io.leaves()}
     page = collections.defaultdict(set)  # theirs -> last words of ours, of all rows that name it
     for theirs, here in rows(system):
         for name in theirs:
@@ -35,13 +36,13 @@ def test_a_name_of_the_page_that_is_no_key_here_is_in_the_table_with_a_key_of_it
 
 
 def test_what_the_table_names_are_keys():
-    named = {*foreign_names.TRL.values(), *foreign_names.VERL.values()} - {"critic.optimizer"}  # a section
+    named = {*key_names.TRL.values(), *key_names.VERL.values()} - {"critic.optimizer"}  # a section
     assert named - set(config_io.leaves()) == set()
 
 
 def test_a_name_of_trl_or_verl_is_refused_with_the_name_here():
-    trl = {f"{section}{name}": ours for name, ours in foreign_names.TRL.items() for section in ("", "actor.", "gconfig.")}
-    verl = {f"{prefix}{name}": ours for name, ours in foreign_names.VERL.items() for prefix in ("", "actor_rollout_ref.")}
+    trl = {f"{section}{name}": ours for name, ours in key_names.TRL.items() for section in ("", "actor.", "gconfig.")}
+    verl = {f"{prefix}{name}": ours for name, ours in key_names.VERL.items() for prefix in ("", "actor_rollout_ref.")}
     told = {key: refusal(key) for key in trl | verl}
     assert {key: told[key] for key, ours in (trl | verl).items() if ours not in told[key]} == {}
     assert refusal("trainer.n_gpus") == "trainer: no such key (a section of verl's: docs/coming-from.md has its keys)"

@@ -108,6 +108,18 @@ def test_measured_lengths_are_of_every_prompt_that_is_kept_and_are_remembered(to
     assert opened().lengths is None and sum(counted) == 0  # a start finds what a check has measured
 
 
+def test_every_prompt_that_is_used_is_seen_once_and_in_order_be_it_remembered_or_not(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("rljax.data.selection.LEAST", 3)
+    monkeypatch.setattr("rljax.data.selection.AT_ONCE", 2)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dataset = written(tmp_path / "a.jsonl", ["x" * n for n in (3, 61, 10, 60, 70, 1)])
+    for _ in ("selected", "remembered"):
+        seen = []
+        found = open_prompts(dataset, seed=0, tokenizer=tokenizer, seen=seen.append)
+        assert [prompt.messages for prompt in seen] == [prompt.messages for prompt in found.every()]
+        assert [found.where(prompt.uid) for prompt in seen] == [found.where(prompt.uid) for prompt in found.every()]
+
+
 def test_a_small_selection_is_not_remembered(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     open_prompts(written(tmp_path / "a.jsonl", ["y"] * 50), seed=0, tokenizer=tokenizer)

@@ -153,6 +153,17 @@ REFUSED = (
 )
 
 
+def test_fields_of_a_family_that_is_not_implemented_here_may_be_anything(tmp_path):
+    theirs = CONFIG | {"model_type": "own", "intermediate_size": [48, 64], "num_key_value_heads": {"0": 2}}
+    write_json(tmp_path / "config.json", theirs)
+    with pytest.raises(UserError, match=r"config.json: model_type 'own' is not supported"):
+        ModelSpec.from_directory(tmp_path)
+    assert read_vocab_size(tmp_path) == theirs["vocab_size"]
+    write_json(tmp_path / "config.json", theirs | {"model_type": "llama"})
+    with pytest.raises(UserError, match=r"config.json: intermediate_size must be an integer"):
+        ModelSpec.from_directory(tmp_path)
+
+
 @pytest.mark.slow  # for what transformers imports
 @pytest.mark.parametrize("name", [*READ, *REFUSED])
 def test_a_config_as_transformers_writes_it_is_read_or_refused_by_its_name(tmp_path, name):

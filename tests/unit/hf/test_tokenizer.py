@@ -80,6 +80,9 @@ def test_a_character_without_a_token_is_found(char, bpe):
     assert char.unknown("12 x 3 =\n") == ""
     assert char.unknown("12 \u00d7 3 \u2248") == "\u00d7"
     assert bpe.unknown("12 \u00d7 3 \u2248") == ""  # it has every byte
+    texts = ["12", "\u00d7 \u2248", "", "\u2248"]
+    assert char.all_unknown(texts) == [char.unknown(text) for text in texts] == ["", "\u00d7", "", "\u2248"]
+    assert bpe.all_unknown(texts) == [""] * 4 and bpe.all_unknown([]) == []
 
 
 def test_the_character_tokenizer_has_its_special_tokens_and_a_template_that_is_the_content(char):

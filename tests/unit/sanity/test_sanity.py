@@ -115,10 +115,10 @@ def test_messages_of_other_roles_or_with_other_turns_are_other_prompts():
 
 
 def blank_findings(records, learned):
-    found = blanks.Blanks("train_dataset", lambda uid: f"train.jsonl:{uid}", learned)
+    found = blanks.Blanks("train_dataset", learned)
     for record in records:
         found.add(record)
-    return [str(finding) for finding in found.check()]
+    return [str(finding) for finding in found.check(lambda uid: f"train.jsonl:{uid}")]
 
 
 def test_prompts_that_ask_nothing_and_answers_that_teach_nothing_are_counted_with_the_first_place():

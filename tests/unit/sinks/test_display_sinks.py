@@ -219,7 +219,7 @@ def history_of(directory) -> dict[int, dict[str, float]]:
 
 
 def test_wandb_shows_what_metrics_jsonl_shows_after_a_stop_and_after_a_kill(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B's client is not installed")
+    wandb = pytest.importorskip("wandb", reason="W&B's client is not installed")
     tree = base.get_config().to_dict()
     for key, value in (("stats_logger.wandb", "True"), ("stats_logger.live", "False")):
         config_io.apply_override(tree, key, value)
@@ -241,6 +241,7 @@ def test_wandb_shows_what_metrics_jsonl_shows_after_a_stop_and_after_a_kill(tmp_
     assert session(3, 7, 2.0) == first  # stopped, and on
     second = session(5, 9, 3.0)  # killed after 7, and on from 5
     assert second != first
+    wandb.teardown()  # its service writes on after the end of a run
     shown = {}
     for directory in sorted(tmp_path.glob(f"wandb/offline-run-*-{second}")):
         shown |= history_of(directory)

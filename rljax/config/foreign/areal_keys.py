@@ -1,4 +1,4 @@
-"""Table of the keys of AReaL's configs and what each becomes, for `rljax/config/areal.py`.
+"""Table of the keys of AReaL's configs and what each becomes, for `areal.py`.
 
 Its schema is `areal/api/cli_args.py` in that repository, from v0.3 (August 2025) to v1 (2026);
 older spellings are included.
@@ -82,7 +82,7 @@ SAME: Mapping[str, tuple[str, Any]] = {
     },
 }
 
-# Converted by functions of config/areal.py, several keys together.
+# Converted by functions of areal.py, several keys together.
 READ = (
     "experiment_name",
     "trial_name",

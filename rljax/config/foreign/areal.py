@@ -19,8 +19,8 @@ import yaml
 from absl import logging
 
 from rljax.config import defaults
-from rljax.config.areal_keys import DECLARED, ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
-from rljax.config.areal_objective import objective
+from rljax.config.foreign.areal_keys import DECLARED, ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
+from rljax.config.foreign.areal_objective import objective
 from rljax.config.keys import unwrap_optional, walk
 from rljax.config.registry import nearest
 from rljax.config.schema import Config

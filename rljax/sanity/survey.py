@@ -1,0 +1,48 @@
+"""One pass over the prompts of a set, for all that is asked of every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from rljax.environments.build import FIELD
+from rljax.sanity.blanks import Blanks
+from rljax.sanity.findings import Finding
+from rljax.sanity.prompts import Index
+from rljax.types import Prompt
+
+
+class Survey:
+    """Findings of all prompts of a set, and those of them that name an environment.
+
+    Example:
+
+        survey = Survey("train_dataset", learned_field(config))
+        prompts = open_prompts(config.train_dataset, seed=0, seen=survey.add)
+        findings = list(survey.check(prompts.where))
+    """
+
+    def __init__(self, part: str, learned: str | None = None, prompts: Iterable[Prompt] = ()) -> None:
+        """
+        Args:
+          learned: the field that supervised steps learn; None without such steps.
+        """
+        self.index, self._blanks = Index(part), Blanks(part, learned)
+        self.played: list[Prompt] = []  # prompts that name an environment
+        for prompt in prompts:
+            self.add(prompt)
+
+    def add(self, prompt: Prompt) -> None:
+        """Takes one more prompt of the set."""
+        self.index.add(prompt)
+        self._blanks.add(prompt)
+        if FIELD in prompt.fields:
+            self.played.append(prompt)
+
+    def check(self, where: Callable[[str], str]) -> Iterator[Finding]:
+        """Finds what is empty, what stands twice, and records that contradict each other.
+
+        Args:
+          where: returns the origin of a prompt by its uid, as PromptSource.where.
+        """
+        yield from self._blanks.check(where)
+        yield from self.index.check()
