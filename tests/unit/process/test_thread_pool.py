@@ -44,8 +44,8 @@ def test_calls_that_hang_leave_the_threads_of_others_alone(of):
             free.set()
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = asyncio.run(run())
-    assert found == [True] * 100 or all(isinstance(each, RewardTimeout) for each in found)
+    may_end_late = of.startswith("a reward")
+    assert all(each is True or (may_end_late and isinstance(each, RewardTimeout)) for each in asyncio.run(run()))
 
 
 def test_a_call_has_the_context_of_its_caller_and_its_errors_come_back():
