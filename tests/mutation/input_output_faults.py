@@ -205,7 +205,7 @@ GOES_IN = (
     *_seen_by(
         "in: a check names what is no longer there",
         f"{FINDINGS}::test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone",
-        ("experiments/check.py", ".replace(directory, FROM_SCRATCH)", ""),
+        ("experiments/main.py", '.replace(str(scratch / "init"), FROM_SCRATCH)', ""),
     ),
     *_seen_by(
         "in: prompts are counted otherwise than they are sampled",
