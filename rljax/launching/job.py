@@ -22,7 +22,7 @@ from rljax.config.schema import Config
 from rljax.engine import find_plugin
 from rljax.engine.plugins import MEMORY, allocate, require_both, transport_of
 from rljax.errors import UserError
-from rljax.launching.hosts import Hosts, largest_host, single_host
+from rljax.launching.hosts import Hosts, check_shared, largest_host, single_host
 
 MASTER_PORT, SERVER_PORT = 29500, 30000
 ATTACH_TIMEOUT = 1200  # seconds for servers to come up; below the time in which a start must move (process/watchdog.py)
@@ -146,11 +146,7 @@ def _placed(
         return learns.size, None
     if hosts.count == 1 and pools.devices <= hosts.devices:
         return pools.devices, None
-    if samples.first_device == learns.first_device:
-        raise UserError(
-            f"allocation_mode: {pools} shares its devices, which only the pools of one host can do, and a host of"
-            f" {hosts.topology.name} has {hosts.devices} (use + between the pools)"
-        )
+    check_shared(pools, hosts)
     if (
         find_plugin(learns.engine).processes(config, learns) is None
         and transport_of(config, pools) == MEMORY
