@@ -507,6 +507,20 @@ def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, st
     assert any("does not fit" in each for each in verdicts) == (status == 2)
 
 
+def test_pools_over_several_hosts_are_warned_of_and_do_not_change_the_verdict():
+    """A host of a 4x4 slice has 4 devices, a 2x4 slice is one host."""
+    arguments = ["--config=base", "--shape=qwen3-8b", "--topology=v6e:4x4", "--topology=v6e:2x4"]
+    text = command(*arguments, "--config.allocation_mode=jax:f8")
+    warned, alone = text.stdout.split("verdict: ")[1:]
+    assert text.returncode == 0 and "warning" not in alone
+    assert "\nwarning: allocation_mode: jax:f8 shares its devices, which only the pools of one host can do" in warned
+    told = command(*arguments, "--config.allocation_mode=jax:f4", "--json")
+    several, one = json.loads(told.stdout.splitlines()[0])
+    assert several["warnings"] == one["warnings"] == []
+    wider = [[change["value"] for change in each["changes"] if change["key"] == "allocation_mode"] for each in (several, one)]
+    assert wider == [[], ["jax:f8"]]
+
+
 @pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma2", "opt"])
 def test_a_family_without_a_plan_is_named_with_what_can_be_planned_instead(family, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "hidden_size": 64}))
