@@ -111,8 +111,9 @@ def _check(option: str) -> None:
 
 
 def _quoted(word: str) -> str:
-    """Returns a word of an #SBATCH line, which sbatch splits: by double quotes a blank is part of it,
-    where a backslash would not do.
+    """Returns a word of an #SBATCH line, which sbatch splits at blanks.
+
+    Those within double quotes are kept; a backslash before one does not keep it.
     """
     if "\n" in word:
         raise UserError(f"--to=slurm: a line of its script cannot hold the line break of {word!r}")
