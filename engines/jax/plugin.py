@@ -29,7 +29,7 @@ class JaxPlugin(Plugin):
     formats = (FORMAT,)
     config_class = JaxConfig
 
-    def check(self, config: Config, allocation: Allocation) -> None:
+    def check_settings(self, config: Config, allocation: Allocation) -> None:
         """Refuses settings that the JAX engine can't do.
 
         Devices are only looked for when an engine is made.

@@ -23,7 +23,7 @@ from rljax.engine import find_plugin
 from rljax.engine.plugins import MEMORY, allocate, require_both, transport_of
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
-from rljax.launching.hosts import Hosts, largest_host, single_host
+from rljax.launching.hosts import Hosts, check_shared, largest_host, single_host
 from rljax.planning.load import Load
 from rljax.planning.planner import Job as Planned
 
@@ -117,15 +117,13 @@ def job_of(config: Config, where: Where) -> Job:
     samples, learns = require_both(pools)
     hosts, platform = where.hosts, where.hosts.topology.chip.platform
     apart = bool(config.rollout.addr) or find_plugin(samples.engine).on_host(config)  # the sampler takes no device here
-    for pool in (learns,) if apart else (learns, samples):
-        if (planner := find_plugin(pool.engine).planner()) is not None:  # else it says nothing about itself
-            planner.usable(hosts.topology.chip)
+    _check_engines(config, pools, hosts, apart)
     servers, why = (None, "") if apart else _servers(config, pools, hosts, samples, learns)
     if servers or apart:
         _require_all(hosts, learns, why)
-    _check_split(config, where, learns, learns=True)
+    _check_learner(config, where, learns)
     if not servers and not apart:
-        _check_split(config, where, samples, learns=False)
+        _check_sampler(config, where, samples)
     processes, ranked, more = _processes(config, learns, hosts, platform)
     train = Side(
         command=(*where.arguments, *more, *(_attaching(config, where) if servers else [])),
@@ -150,15 +148,21 @@ def job_of(config: Config, where: Where) -> Job:
     )
 
 
+def _check_engines(config: Config, pools: Allocation, hosts: Hosts, apart: bool) -> None:
+    """Raises UserError if an engine refuses the config, wherever it runs, or these devices."""
+    for engine in pools.engines:
+        find_plugin(engine).check_settings(config, pools)
+    for pool in (pools.learner, None if apart else pools.sampler):
+        planner = pool and find_plugin(pool.engine).planner()
+        if planner:  # without one an engine says nothing about devices
+            planner.usable(hosts.topology.chip)
+
+
 def _servers(config: Config, pools: Allocation, hosts: Hosts, samples: Pool, learns: Pool) -> tuple[Pool | None, str]:
     """Returns the sampler's pool if it becomes servers on hosts of their own, and why."""
     if hosts.count == 1 and pools.devices <= hosts.devices:
         return None, ""
-    if samples.first_device == learns.first_device:
-        raise UserError(
-            f"allocation_mode: {pools} shares its devices, which only the pools of one host can do, and a host of"
-            f" {hosts.topology.name} has {hosts.devices} (use + between the pools)"
-        )
+    check_shared(pools, hosts)
     if find_plugin(learns.engine).processes(config, learns) is not None or transport_of(config, pools) != MEMORY:
         return samples, f"{samples.engine} is not in the processes of {learns.engine}"
     if samples.size >= hosts.devices:
@@ -181,12 +185,24 @@ def _require_all(hosts: Hosts, learns: Pool, why: str) -> None:
     raise UserError(f"--topology: {name} has {found} devices, and {learns} learns on {learns.size}{beside}")
 
 
-def _check_split(config: Config, where: Where, pool: Pool, *, learns: bool) -> None:
-    """Raises UserError if the pool's engine, as its planner knows it, can't split the model so."""
+def _check_learner(config: Config, where: Where, pool: Pool) -> None:
+    """Raises UserError if the engine, as its planner knows it, can't split the model so."""
     planner = find_plugin(pool.engine).planner()
     if planner is not None and where.model is not None:
-        estimate = planner.learner if learns else planner.sampler
-        estimate(Planned(config, where.model, pool, where.hosts.topology.chip, Load.of(config)))
+        planner.learner(Planned(config, where.model, pool, where.hosts.topology.chip, Load.of(config)))
+
+
+def _check_sampler(config: Config, where: Where, pool: Pool) -> None:
+    """Raises UserError if the engine, as its planner knows it, can't split the model so, or would
+    not start.
+    """
+    plugin = find_plugin(pool.engine)
+    planner = plugin.planner()
+    if planner is None or where.model is None:
+        return
+    load = Load.of(config, context=plugin.context_length(config))
+    if problem := planner.sampler(Planned(config, where.model, pool, where.hosts.topology.chip, load)).problem:
+        raise UserError(problem)
 
 
 def _processes(config: Config, learns: Pool, hosts: Hosts, platform: str) -> tuple[int, bool, list[str]]:
@@ -224,7 +240,7 @@ def _serve(config: Config, pool: Pool, hosts: Hosts, where: Where) -> Side:
             f"allocation_mode: a replica of {pool} takes {replica} devices, and a host of {hosts.topology.name} has {most}"
         )
     share = dataclasses.replace(pool, data=pool.data // count, first_device=0)
-    _check_split(config, where, share, learns=False)
+    _check_sampler(config, where, share)
     host = single_host(hosts.topology, share.size)
     on_cpu = hosts.topology.chip.platform == "cpu"
     return Side(

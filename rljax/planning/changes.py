@@ -51,8 +51,10 @@ def _saving(before: Plan, candidates: Iterable[tuple[str, object]]) -> Iterator[
     for key, value in candidates:
         try:
             after = plan(dataclasses.replace(before.request, config=changed(before.request, key, value)))
-        except UserError:  # a split that the model doesn't have, or more devices than there are
+        except UserError:  # a split that the model doesn't have, more devices than there are, a key that a run refuses
             continue
+        if sum(bool(group.problem) for group in after.groups) > sum(bool(group.problem) for group in before.groups):
+            continue  # less memory, of which the sampler does not start
         peaks = {group.name: group.footprint.peak for group in after.groups}
         saved = max(group.footprint.peak - peaks[group.name] for group in before.groups)
         if saved > 0:

@@ -112,12 +112,27 @@ def test_what_the_hosts_cannot_hold_is_refused_in_one_line(case, line):
     assert "\n" not in str(refused.value)
 
 
+def test_what_an_engine_refuses_wherever_it_runs_is_refused_here():
+    with pytest.raises(UserError, match=r"sglang\.release_memory: is for synchronous runs"):
+        made("sglang:d4|fsdp:f4", "h100:8", sglang__release_memory=True)
+    made("sglang:d4|fsdp:f4", "h100:8", sglang__release_memory=True, rollout__max_head_offpolicyness=0)
+
+
+def test_a_server_that_would_not_start_is_refused_once_the_model_is_known():
+    """32 billion parameters are 61 GiB in bfloat16, and 0.425 of an H100's 79 GiB is 34."""
+    case, share = ("sglang:d8+fsdp:f16", "h100:16"), {"sglang__mem_fraction_static": 0.425}
+    known = {"model": shape_of("qwen3-32b")}
+    with pytest.raises(UserError, match=r"sglang\.mem_fraction_static=0\.425 is 33\.\d\d GiB"):
+        made(*case, where=known, **share)
+    made(*case, where=known)
+
+
 # allocation_mode and topology, of which a 576 wide model of 9 heads can't be split so
 SPLITS = {
-    ("jax:d2+jax:f14", "v5e:4x4"): "fsdp size 14 does not divide the hidden size 576",
-    ("jax:f5", "h100:8"): "fsdp size 5 does not divide the hidden size 576",
-    ("jax:d8+jax:f8t2", "h100:16"): "tensor size 2 does not divide the attention heads 9",
-    ("jax:d4t2+jax:f16", "v5p:2x2x4"): "tensor size 2 does not divide the attention heads 9",  # of the servers
+    ("jax:d2+jax:f14", "v5e:4x4"): "f14 does not divide the model's 576 elements",
+    ("jax:f5", "h100:8"): "f5 does not divide the model's 576 elements",
+    ("jax:d8+jax:f8t2", "h100:16"): "t2 does not divide the model's 9 attention heads",
+    ("jax:d4t2+jax:f16", "v5p:2x2x4"): "t2 does not divide the model's 9 attention heads",  # of the servers
     ("sglang:d4+fsdp:f8t2", "h100:16"): "t2 does not divide the model's 9 attention heads",
 }
 
