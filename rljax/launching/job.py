@@ -160,7 +160,12 @@ def _check_engines(config: Config, pools: Allocation, hosts: Hosts, apart: bool)
 
 def _servers(config: Config, pools: Allocation, hosts: Hosts, samples: Pool, learns: Pool) -> tuple[Pool | None, str]:
     """Returns the sampler's pool if it becomes servers on hosts of their own, and why."""
-    if hosts.count == 1 and pools.devices <= hosts.devices:
+    if pools.devices <= hosts.devices:
+        if hosts.count > 1:
+            raise UserError(
+                f"--topology: {hosts.topology.name} is {hosts.count} hosts of {hosts.devices} devices, and {pools} takes"
+                f" {pools.devices} in all, which one host has"
+            )
         return None, ""
     check_shared(pools, hosts)
     if find_plugin(learns.engine).processes(config, learns) is not None or transport_of(config, pools) != MEMORY:

@@ -87,6 +87,8 @@ def test_the_runs_own_check_refuses_another_number_of_processes(monkeypatch):
     [
         (("sglang:d16|fsdp:f16", "h100:16"), "shares its devices"),
         (("jax:f16", "v5e:4x4"), "shares its devices"),
+        (("jax:d1", "h100:16"), "--topology: h100:16 is 2 hosts of 8 devices, and jax:d1 takes 1 in all, which one host has"),
+        (("sglang:d4+fsdp:f4", "h100:16"), "and sglang:d4+fsdp:f4 takes 8 in all"),
         (("sglang:d8+fsdp:f8", "h100:16"), "--topology: h100:16 has 16 devices, and fsdp:f8 learns on 8"),
         (("sglang:d8+fsdp:f32", "h100:16"), "and fsdp:f32 learns on 32"),
         (("sglang:d1t16+fsdp:f16", "h100:16"), "a replica of sglang:t16 takes 16 devices"),
