@@ -72,15 +72,13 @@ def plan() -> None:
 
 
 def planned_config() -> Config:
-    """Returns the config of the flags; with --shape it needs neither a model nor data.
+    """Returns the config of the flags; it needs no data, and with --shape no model.
 
     Raises UserError.
     """
     config = main.config_from_flags()
-    if not SHAPE.value:
-        return config
-    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")
-    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False)
+    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")  # is not read
+    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False) if SHAPE.value else config.actor
     return dataclasses.replace(config, train_dataset=data, actor=actor)
 
 
@@ -102,14 +100,14 @@ def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
     from rljax.chips import Topology
     from rljax.engine import find_plugin
     from rljax.hf.spec import ModelSpec
-    from rljax.planning.changes import changes
     from rljax.planning.estimate import Request
     from rljax.planning.estimate import plan as estimate
     from rljax.planning.text import Report
 
     teacher = ModelSpec.from_directory(config.actor.distill.teacher) if config.actor.distill.teacher else None
-    made = estimate(Request(config, spec, Topology.parse(topology), find_plugin, PROMPT.value, COMPLETION.value, teacher))
-    return Report.of(made, changes(made))
+    return Report.of(
+        estimate(Request(config, spec, Topology.parse(topology), find_plugin, PROMPT.value, COMPLETION.value, teacher))
+    )
 
 
 def model_of(config: Config) -> ModelSpec:

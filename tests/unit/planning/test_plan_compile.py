@@ -25,7 +25,9 @@ SMALL = [
 
 
 def plan_of(mode, topology, shape="tiny", extra=()):
-    config = io.load("base", [("allocation_mode", mode), *SMALL, *extra])
+    config = io.load(
+        "base", [("actor.path", shape), ("train_dataset.path", "task:add"), ("allocation_mode", mode), *SMALL, *extra]
+    )
     return plan(Request(config, shape_of(shape), Topology.parse(topology), find_plugin, 64, 64))
 
 
