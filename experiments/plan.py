@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,11 +51,12 @@ def plan() -> None:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
     spec = model_of(config)
     reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
-    fits, shown, compiled = True, [], []
+    _require_compilers(reports)
+    fits, shown, compiled, failed = True, [], [], list[UserError]()
     for report in reports:
         _say(report)
         programs = []
-        for program in _compiled(report):
+        for program in _compiled(report, failed):
             programs.append(program)
             _say(program)
         fits = fits and report.plan.fits and all(program.fits for program in programs)
@@ -67,6 +68,8 @@ def plan() -> None:
         from rljax.experiments.plan_compile import side_by_side
 
         print(*side_by_side(compiled), sep="\n")
+    if failed:
+        raise failed[0]
     if not fits:
         sys.exit(DOES_NOT_FIT)
 
@@ -87,12 +90,24 @@ def _say(what: object) -> None:
         print(what, flush=True)
 
 
-def _compiled(report: Report) -> Iterator[Checked]:
-    """Compiles the programs of a plan with --compile."""
+def _require_compilers(reports: Sequence[Report]) -> None:
+    """Checks, with --compile, what compiling needs, before minutes are spent. Raises UserError."""
+    if COMPILE.value:
+        from rljax.experiments.plan_compile import Selection, require_compilers
+
+        Selection(PROGRAMS.value)
+        require_compilers(report.plan for report in reports)
+
+
+def _compiled(report: Report, failed: list[UserError]) -> Iterator[Checked]:
+    """Compiles the programs of a plan with --compile. What ends it is added to `failed`."""
     if COMPILE.value:
         from rljax.experiments.plan_compile import compile_plan
 
-        yield from compile_plan(report.plan, PROGRAMS.value)
+        try:
+            yield from compile_plan(report.plan, PROGRAMS.value)
+        except UserError as error:  # other topologies are still compiled for, and what was compiled is shown
+            failed.append(error)
 
 
 def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
