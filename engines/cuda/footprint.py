@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, TPU, Chip, Topology
+from rljax.chips import GIB, GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.http.config import SglangConfig
@@ -19,7 +20,7 @@ from rljax.hf.activations import checkpointing, logit_rows
 from rljax.hf.splits import check_copied_heads, check_tensor
 from rljax.hf.tensors import EMBEDDING, UNEMBEDDING, parameter_count, projections, tensors
 from rljax.planning.footprint import Footprint, without_nothing
-from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.planner import Chosen, Job, LearnerPlan, SamplerPlan, every
 from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
@@ -55,12 +56,19 @@ class FsdpPlanner:
     def learner(self, job: Job) -> LearnerPlan:
         return _Learner(job).plan()
 
+    def require_compiler(self, topology: Topology) -> None:
+        if topology.chip.platform != GPU:
+            raise UserError(f"--compile: {topology.name} has no GPUs, and fsdp runs on those")
+        if find_spec("torch") is None:
+            raise UserError("--compile: fsdp needs torch, also its CPU build (pip install 'rljax[torch]')")
+
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         from rljax.engines.cuda.without_data import programs
 
-        return programs(config, pool, topology, model_dir, only)
+        self.require_compiler(topology)
+        return programs(config, pool, model_dir, chosen)
 
 
 class _Learner:
@@ -213,8 +221,11 @@ class SglangPlanner:
         problem = _too_small(job, weights, token)
         return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES, problem)
 
+    def require_compiler(self, topology: Topology) -> None:
+        """Needs nothing: there are no programs."""
+
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         return iter(())  # SGLang's are known to SGLang
 

@@ -25,7 +25,7 @@ from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
 from rljax.hf.splits import check_shards, check_tensor
 from rljax.planning.footprint import Footprint, without_nothing
-from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.planner import Chosen, Job, LearnerPlan, SamplerPlan, every
 from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
@@ -87,12 +87,17 @@ class JaxPlanner:
     def sampler(self, job: Job) -> SamplerPlan:
         return _sampler(job, self.usable(job.chip))
 
+    def require_compiler(self, topology: Topology) -> None:
+        from rljax.engines.jax.compile_only import devices_of
+
+        devices_of(topology)
+
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         from rljax.engines.jax.compile_only import programs
 
-        return programs(side, config, pool, topology, model_dir, only)
+        return programs(side, config, pool, topology, model_dir, chosen)
 
 
 class _Learner:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rljax.chips import GIB
-from rljax.planning.changes import Change, largest_rows, longest_row
+from rljax.planning.balance import balanced
+from rljax.planning.changes import Change, changes, largest_rows, longest_row
 from rljax.planning.estimate import Group, Plan
 
 CHANGES = 8  # lines of changes, at most
@@ -16,17 +17,19 @@ CHANGES = 8  # lines of changes, at most
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A plan, what would need less, and the largest micro-batch that fits."""
+    """A plan, what would need less, the largest micro-batch that fits, and the best split."""
 
     plan: Plan
     changes: Sequence[Change]
     rows: int | None  # most rows of a micro-batch; None if not even one fits, or there is no learner
     tokens: int | None  # longest row; None likewise
+    balanced: Plan | None  # split of all devices with the shortest step; None if none fits, or nobody waits
 
     @classmethod
-    def of(cls, plan: Plan, changes: Sequence[Change]) -> Report:
-        learns = plan.learner is not None
-        return cls(plan, changes, largest_rows(plan) if learns else None, longest_row(plan) if learns else None)
+    def of(cls, plan: Plan) -> Report:
+        """Looks for changes, the largest micro-batch and the best split."""
+        rows, tokens = (None, None) if plan.learner is None else (largest_rows(plan), longest_row(plan))
+        return cls(plan, changes(plan), rows, tokens, balanced(plan))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -62,19 +65,28 @@ class Report:
                 f"  sampler: {rates.sampler_tokens:,.0f} tokens/s, {rates.sampler_seconds:.3g} s per step;"
                 f" {rates.requests} requests at once, {1e3 * rates.decode_seconds:.3g} ms per token of each"
             )
-        if rates.waits and rates.split is not None:
-            sampler, learner = rates.split
-            yield f"  the {rates.waits} waits; balanced: {sampler} devices to sample, {learner} to learn"
+        if rates.waits:
+            yield f"  the {rates.waits} waits; {self._split_line()}"
         if rates.sampler_seconds and rates.learner_seconds:
             yield f"  a longest completion takes the time of {rates.lag} steps (rollout.max_head_offpolicyness)"
         hours = "total_train_steps is not set" if rates.device_hours is None else f"{rates.device_hours:.3g} device-hours"
         yield f"  step: {rates.step_seconds:.3g} s; run: {hours}"
+
+    def _split_line(self) -> str:
+        better, devices = self.balanced, self.plan.request.topology.devices
+        if better is None:
+            return f"no split of the {devices} devices fits"
+        assert better.rates is not None and self.plan.rates is not None  # one waits for the other
+        if better.rates.step_seconds >= self.plan.rates.step_seconds:
+            return f"no split of the {devices} devices that fits has a shorter step"
+        return f"balanced: --config.allocation_mode='{better.allocation}', {better.rates.step_seconds:.3g} s per step"
 
     def json(self) -> dict[str, Any]:
         """Returns the report as plain values, bytes per device and seconds."""
         return plan_json(self.plan) | {
             "largest_rows_per_mb": self.rows,
             "largest_max_tokens_per_row": self.tokens,
+            "balanced": None if self.balanced is None else str(self.balanced.allocation),
             "changes": [
                 {"key": change.key, "value": change.value, "saved": change.saved, "fits": change.plan.fits}
                 for change in self.changes
