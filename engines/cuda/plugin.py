@@ -21,7 +21,7 @@ from rljax.errors import UserError
 from rljax.hf.other_model import OtherModel
 from rljax.hf.read_model import read_model
 from rljax.hf.spec import CONFIG, ModelSpec, is_image_text, takes_pictures
-from rljax.hf.splits import check_copied_heads, check_tensor
+from rljax.hf.splits import Shape, check_copied_heads, check_tensor
 from rljax.hf.tensors import projections
 from rljax.planning.planner import Planner
 
@@ -55,7 +55,7 @@ class SglangPlugin(Plugin):
             )
         if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
-        if allocation.sampler is not None and (spec := _spec_at(config.actor.path)) is not None:
+        if allocation.sampler is not None and (spec := _shape_of(config)) is not None:
             check_tensor(spec, allocation.sampler.tensor, key_heads=False)
             check_copied_heads(spec, allocation.sampler.tensor)
 
@@ -105,7 +105,7 @@ class FsdpPlugin(Plugin):
                 raise UserError(
                     f"allocation_mode: {path} is an image-text model, which fsdp splits over d and f only, not {split[0]}"
                 )
-        if pool is not None and not config.actor.init_from_scratch:
+        if pool is not None:
             _check_family(config, pool)
 
     def planner(self) -> Planner:
@@ -138,9 +138,13 @@ class FsdpPlugin(Plugin):
 
 
 def _check_family(config: Config, pool: Pool) -> None:
-    """Refuses what fsdp can't do with a model of a family that rljax does not know itself."""
+    """Refuses a split that the model doesn't have, and what fsdp can't do with a model of a family
+    that rljax does not know itself.
+    """
+    if config.actor.init_from_scratch:
+        check_tensor(config.actor.init, pool.tensor, key_heads=True)
     for key, path in (("actor.path", config.actor.path), ("actor.distill.teacher", config.actor.distill.teacher)):
-        if not (Path(path) / CONFIG).is_file():
+        if not path or not (Path(path) / CONFIG).is_file():
             continue  # whoever loads it says what is missing
         model = read_model(path)
         if not isinstance(model, OtherModel):
@@ -150,7 +154,7 @@ def _check_family(config: Config, pool: Pool) -> None:
             if size > 1:
                 family = f"{key} is of the family {model.architecture!r}"
                 raise UserError(f"allocation_mode: {family}, which fsdp splits over d and f only, not {dim}")
-    if config.actor.lora.rank and (Path(config.actor.path) / CONFIG).is_file():
+    if config.actor.lora.rank and config.actor.path and (Path(config.actor.path) / CONFIG).is_file():
         have = {name.split(".")[-1] for name in projections(read_model(config.actor.path))}
         if lacking := [name for name in config.actor.lora.target_modules if name not in have]:
             raise UserError(
@@ -159,10 +163,13 @@ def _check_family(config: Config, pool: Pool) -> None:
             )
 
 
-def _spec_at(path: str) -> ModelSpec | None:
-    """Returns the shape of the model in a directory; None for one that SGLang alone knows, or none."""
+def _shape_of(config: Config) -> Shape | None:
+    """Returns the shape of the config's model; None for one that SGLang alone knows, or none."""
+    actor = config.actor
+    if actor.init_from_scratch:
+        return actor.init
     try:
-        return ModelSpec.from_directory(path) if path and (Path(path) / CONFIG).is_file() else None
+        return ModelSpec.from_directory(actor.path) if actor.path and (Path(actor.path) / CONFIG).is_file() else None
     except UserError:
         return None
 

@@ -242,8 +242,7 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
     weights = size * matrices + 4 * (elements(spec, pool) - matrices)  # norms stay float32
-    if settings.slots % shards:
-        raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {shards} data shards of its pool")
+    settings.check_slots(shards)
     slots = settings.slots // shards
     token = cache_bytes(spec, settings.cache_dtype, pool.tensor)
     page = settings.page_size

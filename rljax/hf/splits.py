@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 
+Shape = ModelSpec | ModelConfig  # of a model, or of one that is made from scratch
 
-def check_tensor(spec: ModelSpec, tensor: int, *, key_heads: bool) -> None:
+
+def check_tensor(spec: Shape, tensor: int, *, key_heads: bool) -> None:
     """Checks that a tensor-parallel group gets equal parts of a model.
 
     Args:
@@ -21,7 +24,7 @@ def check_tensor(spec: ModelSpec, tensor: int, *, key_heads: bool) -> None:
     _divides("t", tensor, spec.intermediate_size, "units of the feed-forward")
 
 
-def check_copied_heads(spec: ModelSpec, tensor: int) -> None:
+def check_copied_heads(spec: Shape, tensor: int) -> None:
     """Checks that a group which is larger than the key/value heads has each as often as another.
 
     Raises UserError.
@@ -34,7 +37,7 @@ def check_copied_heads(spec: ModelSpec, tensor: int) -> None:
         )
 
 
-def check_shards(spec: ModelSpec, fsdp: int) -> None:
+def check_shards(spec: Shape, fsdp: int) -> None:
     """Checks that shards get equal parts of a hidden state's elements. Raises UserError."""
     _divides("f", fsdp, spec.hidden_size, "elements of a hidden state")
 

@@ -41,6 +41,7 @@ REFUSED = {
     "an asynchronous sampler that lends": ("sglang:d1|fsdp:d1", {LENDS: True, LAG: 2}),
     "the same of the JAX path": ("jax:d1", {"jax.release_memory": True, LAG: 1}),
     "a sampler elsewhere that lends": ("sglang:d1+fsdp:d1", {LENDS: True, LAG: 0}),
+    "slots that shards don't share": ("jax:d2", {"jax.slots": 3}),
     "one program for two engines": ("jax:d1+fsdp:d1", {"jax.bitwise": True}),
 }
 
@@ -148,16 +149,23 @@ def test_the_quickstart_s_prompts_are_planned_within_its_context():
     assert request.load.prompt + request.config.gconfig.max_new_tokens == request.config.engines["jax"].context_length
 
 
-@pytest.mark.parametrize(("mode", "able"), [("sglang:t4", True), ("sglang:t2", True), ("sglang:t3", False), ("fsdp:t4", False)])
-def test_a_run_is_refused_a_split_of_its_model_before_anything_starts(mode, able, tmp_path):
-    """4 heads, 2 key/value heads: SGLang copies these where there are more devices, fsdp does not."""
+SPLITS = [("sglang:t4", True), ("sglang:t2", True), ("sglang:t3", False), ("fsdp:t4", False), ("jax:t4", True)]
+SPLITS += [("jax:t3", False), ("jax:f32", True), ("jax:f3", False)]
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize(("mode", "able"), SPLITS)
+def test_a_run_is_refused_a_split_of_its_model_before_anything_starts(mode, able, scratch, tmp_path):
+    """4 heads, 2 key/value heads: SGLang and jax don't split these where there are more devices."""
     write_companions(tmp_path, shape_of("tiny"), "bfloat16", None)
-    config = config_of(mode, **{"actor.path": tmp_path})
-    pools = engine.allocate(config)
+    of_scratch = {"actor.init_from_scratch": True, "actor.init.num_heads": 4, "actor.init.num_kv_heads": 2, "actor.path": ""}
+    of_scratch["actor.init.max_position_embeddings"] = 2048
+    config = config_of(mode, **(of_scratch if scratch else {"actor.path": tmp_path}), **{"jax.slots": 96})
+    name, _, dim = mode.partition(":")
     try:
-        find_plugin(mode.partition(":")[0]).check_settings(config, pools)
+        find_plugin(name).check_settings(config, engine.allocate(config))
     except UserError as error:
-        assert not able and str(error).startswith(f"allocation_mode: {mode.partition(':')[2]} does not divide the model's ")
+        assert not able and str(error).startswith(f"allocation_mode: {dim} does not divide the model's ")
     else:
         assert able
 
