@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
+from rljax.backends.jax.platforms import lacking
 from rljax.batching.compaction import bucket
 from rljax.chips import GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
@@ -103,6 +104,7 @@ class _Learner:
     def __init__(self, job: Job, memory: int | None) -> None:
         config, spec, pool = job.config, job.spec, job.pool
         _check(spec, pool)
+        _check_kernel("jax.attention", JaxConfig.of(config).attention, job.chip)
         self.job, self.config, self.spec, self.pool = job, config, spec, pool
         actor, self.size = config.actor, SIZES[config.actor.dtype]
         shards = pool.data * pool.fsdp
@@ -235,6 +237,7 @@ def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
 def _sampler(job: Job, memory: float) -> SamplerPlan:
     spec, pool, settings = job.spec, job.pool, JaxConfig.of(job.config)
     _check(spec, pool)
+    _check_kernel("jax.decode_attention", settings.decode_attention, job.chip)
     shards = pool.data * pool.fsdp
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
@@ -299,3 +302,10 @@ def _check(spec: ModelSpec, pool: Pool) -> None:
     ):
         if size % parts:
             raise UserError(f"allocation_mode: {axis} size {parts} does not divide the {name} {size} of the model")
+
+
+def _check_kernel(key: str, kernel: str, chip: Chip) -> None:
+    """Raises UserError for a kernel that is not made for the chip, as choosing it would."""
+    reason = lacking(kernel, chip.platform)
+    if reason is not None and chip.platform in (GPU, TPU):
+        raise UserError(f"{key}: {kernel} can't be used on {chip.name}: {reason} (auto, or xla)")
