@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
+from rljax.backends.jax.platforms import lacking
 from rljax.batching.compaction import bucket
 from rljax.chips import GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
@@ -106,6 +107,7 @@ class _Learner:
     def __init__(self, job: Job, memory: int | None) -> None:
         config, spec, pool = job.config, job.spec, job.pool
         _check(spec, pool)
+        _check_kernel("jax.attention", JaxConfig.of(config).attention, job.chip)
         self.job, self.config, self.spec, self.pool = job, config, spec, pool
         actor, self.size = config.actor, SIZES[config.actor.dtype]
         shards = pool.data * pool.fsdp
@@ -238,6 +240,7 @@ def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
 def _sampler(job: Job, memory: float) -> SamplerPlan:
     spec, pool, settings = job.spec, job.pool, JaxConfig.of(job.config)
     _check(spec, pool)
+    _check_kernel("jax.decode_attention", settings.decode_attention, job.chip)
     shards = pool.data * pool.fsdp
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
@@ -296,3 +299,10 @@ def _check(spec: ModelSpec, pool: Pool) -> None:
     """Raises UserError where an axis does not divide what it must, as sharding the model would."""
     check_tensor(spec, pool.tensor, key_heads=False)
     check_shards(spec, pool.fsdp)
+
+
+def _check_kernel(key: str, kernel: str, chip: Chip) -> None:
+    """Raises UserError for a kernel that is not made for the chip, as choosing it would."""
+    reason = lacking(kernel, chip.platform)
+    if reason is not None and chip.platform in (GPU, TPU):
+        raise UserError(f"{key}: {kernel} can't be used on {chip.name}: {reason} (auto, or xla)")

@@ -12,12 +12,14 @@ import pytest
 from jax.experimental.pallas import tpu as pallas_tpu
 
 from rljax.backends.jax.parameters import parameters
+from rljax.backends.jax.platforms import PLATFORMS
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
 from rljax.batching.compaction import compact, kept
 from rljax.chips import CHIPS, GIB, Topology, chip_of
 from rljax.config import checks, io
 from rljax.engine import find_plugin
 from rljax.engines.jax.cache_size import shard_bytes
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
@@ -520,6 +522,22 @@ def test_a_tpu_is_as_fast_and_as_large_as_jax_has_it(chip):
 def test_what_can_t_be_planned_is_one_line(mode, topology, line):
     with pytest.raises(UserError, match=f"^{line}"):
         plan_of(mode, topology=topology)
+
+
+@pytest.mark.parametrize("topology", ["h100:2", "v5e:1x2"])
+@pytest.mark.parametrize("key", ["attention", "decode_attention"])
+def test_a_kernel_is_planned_for_on_the_devices_that_have_it(key, topology):
+    choices = next(field for field in dataclasses.fields(JaxConfig) if field.name == key).metadata
+    kernels = [name for declared in choices.values() for name in declared.choices]
+    platform = Topology.parse(topology).chip.platform
+    assert PLATFORMS.keys() & kernels
+    for kernel in kernels:
+        keys = {f"jax.{key}": kernel}
+        if PLATFORMS.get(kernel, platform) == platform:
+            assert plan_of("jax:d1+jax:d1", topology=topology, **keys).groups
+        else:
+            with pytest.raises(UserError, match=f"^jax.{key}: {kernel} can't be used on .*: it needs a"):
+                plan_of("jax:d1+jax:d1", topology=topology, **keys)
 
 
 def test_json_says_what_the_text_says_and_is_json():
