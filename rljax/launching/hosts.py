@@ -88,6 +88,12 @@ def parse(name: str) -> Topology:
     return Topology.attached((), int(match[1])) if match else Topology.parse(name)
 
 
+def check_slice(topology: Topology) -> None:
+    """Raises UserError for TPUs that are no slice, such as v5e:3x3."""
+    if topology.chip.platform == TPU:
+        Hosts.of(topology, None)
+
+
 def largest_host(hosts: Hosts) -> int:
     """Returns the devices of the largest host with the same chip: of GKE's slices, or as these."""
     chip = hosts.topology.chip

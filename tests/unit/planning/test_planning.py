@@ -598,13 +598,14 @@ def command(*arguments):
     ("arguments", "status", "line"),
     [
         (["--topology=v5e:2x4", "--topology=h100:8"], 0, ""),
-        (["--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"], 2, ""),
+        (["--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"], 2, ""),
         (
-            ["--config=base", "--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"],
+            ["--config=base", "--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"],
             2,
             "",
         ),  # that has neither model nor data
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
+        (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
         (["--topology=h100:1", "--shape=qwen3-8"], 1, "error: --shape: no model named 'qwen3-8' (did you mean qwen3-8b"),
     ],
