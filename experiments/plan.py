@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.experiments.plan_compile import Checked
     from rljax.hf.spec import ModelSpec
+    from rljax.planning.estimate import Plan
     from rljax.planning.text import Report
 
 main.define_config_flags(workdir=False)
@@ -43,25 +44,36 @@ DOES_NOT_FIT = 2  # exit status
 
 
 def plan() -> None:
+    from rljax import engine
     from rljax.config import checks
+    from rljax.experiments.plan_lengths import check_lengths
+    from rljax.launching.hosts import shared_over_hosts
 
     config = planned_config()
     checks.check(config)
+    pools = engine.allocate(config)
+    engine.require_both(pools)
+    check_lengths(config, pools, PROMPT.value, COMPLETION.value)
     if not TOPOLOGY.value:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
     spec = model_of(config)
-    reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
+    reports = [_without_shared(report_of(config, spec, name)) for name in TOPOLOGY.value]
     _require_compilers(reports)
     fits, shown, compiled, failed = True, [], [], list[UserError]()
     for report in reports:
         _say(report)
+        warnings = list(filter(None, [shared_over_hosts(report.plan.allocation, report.plan.request.topology)]))
+        for line in warnings:
+            _say(f"warning: {line}")
         programs = []
         for program in _compiled(report, failed):
             programs.append(program)
             _say(program)
         fits = fits and report.plan.fits and all(program.fits for program in programs)
         compiled += programs
-        shown.append(report.json() | ({"programs": [program.json() for program in programs]} if COMPILE.value else {}))
+        shown.append(report.json() | {"warnings": warnings})
+        if COMPILE.value:
+            shown[-1]["programs"] = [program.json() for program in programs]
     if JSON.value:
         print(json.dumps(shown))
     elif COMPILE.value and len(reports) > 1:
@@ -83,6 +95,18 @@ def planned_config() -> Config:
     data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")  # is not read
     actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False) if SHAPE.value else config.actor
     return dataclasses.replace(config, train_dataset=data, actor=actor)
+
+
+def _without_shared(report: Report) -> Report:
+    """Leaves out changes to pools that share devices of several hosts, unless the plan's do."""
+    from rljax.launching.hosts import shared_over_hosts
+
+    def shared(plan: Plan) -> str:
+        return shared_over_hosts(plan.allocation, plan.request.topology)
+
+    if shared(report.plan):
+        return report
+    return dataclasses.replace(report, changes=[change for change in report.changes if not shared(change.plan)])
 
 
 def _say(what: object) -> None:

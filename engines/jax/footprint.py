@@ -24,6 +24,7 @@ from rljax.engines.jax.usable_memory import usable
 from rljax.errors import UserError
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
+from rljax.hf.splits import check_shards, check_tensor
 from rljax.planning.footprint import Footprint, without_nothing
 from rljax.planning.planner import Chosen, Job, LearnerPlan, SamplerPlan, every
 from rljax.planning.program import Program
@@ -73,6 +74,8 @@ class JaxPlanner:
         found: dict[str, object] = {"jax.slots": settings.slots // 2} if settings.slots > 1 else {}
         if room // 2 >= settings.context_length:
             found["jax.cache_tokens"] = room // 2
+        if not settings.release_memory:
+            found["jax.release_memory"] = True  # where the run can do it
         return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
 
     def _known(self, chip: Chip) -> int | None:
@@ -242,8 +245,7 @@ def _sampler(job: Job, memory: float) -> SamplerPlan:
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
     weights = size * matrices + 4 * (elements(spec, pool) - matrices)  # norms stay float32
-    if settings.slots % shards:
-        raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {shards} data shards of its pool")
+    settings.check_slots(shards)
     slots = settings.slots // shards
     token = cache_bytes(spec, settings.cache_dtype, pool.tensor)
     page = settings.page_size
@@ -295,13 +297,8 @@ def _vocabulary(spec: ModelSpec, pool: Pool) -> int:
 
 def _check(spec: ModelSpec, pool: Pool) -> None:
     """Raises UserError where an axis does not divide what it must, as sharding the model would."""
-    for axis, parts, name, size in (
-        ("tensor", pool.tensor, "attention heads", spec.num_heads),
-        ("tensor", pool.tensor, "feed-forward width", spec.intermediate_size),
-        ("fsdp", pool.fsdp, "hidden size", spec.hidden_size),
-    ):
-        if size % parts:
-            raise UserError(f"allocation_mode: {axis} size {parts} does not divide the {name} {size} of the model")
+    check_tensor(spec, pool.tensor, key_heads=False)
+    check_shards(spec, pool.fsdp)
 
 
 def _check_kernel(key: str, kernel: str, chip: Chip) -> None:

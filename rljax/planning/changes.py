@@ -67,12 +67,18 @@ def planned(before: Plan, key: str, value: object) -> Plan | None:
 
 
 def _change(before: Plan, key: str, value: object) -> Change | None:
-    """Returns the change, whether it saves something or not; None if no run takes it."""
+    """Returns the change, whether it saves something or not; None if no run takes it, or if the
+    sampler would not start any more.
+    """
     after = planned(before, key, value)
-    if after is None:
+    if after is None or _problems(after) > _problems(before):
         return None
     peaks = {group.name: group.footprint.peak for group in after.groups}
     return Change(key, value, max(group.footprint.peak - peaks[group.name] for group in before.groups), after)
+
+
+def _problems(made: Plan) -> int:
+    return sum(bool(group.problem) for group in made.groups)
 
 
 def _halved(before: Plan, key: str, value: object) -> Change | None:

@@ -56,6 +56,7 @@ class SamplerPlan:
     weights: float  # bytes per device that a decode step reads
     token: float  # bytes per device of a token's keys and values
     efficiency: float  # share of the chip's bandwidth that decoding by this engine was measured to reach
+    problem: str = ""  # why it would not start, whatever memory is left; "" if it would
 
 
 class Planner(Protocol):
@@ -78,7 +79,10 @@ class Planner(Protocol):
         ...
 
     def smaller(self, config: Config) -> Mapping[str, object]:
-        """Returns keys of the engine's own section and values with which it would need less."""
+        """Returns keys of the engine's own section and values with which it would need less.
+
+        Those that its `check_settings` refuses are left out by the caller.
+        """
         ...
 
     def require_compiler(self, topology: Topology) -> None:

@@ -115,6 +115,8 @@ def _group_lines(group: Group) -> Iterator[str]:
     yield f"  {group.name}, {group.devices} devices: {peak}, fullest: {footprint.fullest}"
     for name, size in footprint.components.items():
         yield f"    {name:36} {_gib(size):>10}"
+    if group.problem:
+        yield f"    does not start: {group.problem}"
 
 
 def _group_json(group: Group) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def _group_json(group: Group) -> dict[str, Any]:
         "usable": None if math.isinf(group.usable) else group.usable,
         "fullest": footprint.fullest,
         "in_turn": group.in_turn,
+        "problem": group.problem,
         "components": footprint.components,
         "moments": moments,
     }
@@ -142,7 +145,8 @@ def _margins(groups: Sequence[Group]) -> str:
 
 def _margin(group: Group) -> str:
     share = 100 * abs(group.margin) / group.usable
-    return f"{_gib(abs(group.margin))} {'left' if group.fits else 'too much'} ({share:.0f}%)"
+    left = f"{_gib(abs(group.margin))} {'left' if group.margin >= 0 else 'too much'} ({share:.0f}%)"
+    return f"{left}, and does not start" if group.problem else left
 
 
 def _or_none(count: int | None) -> str:

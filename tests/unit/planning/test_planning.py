@@ -296,6 +296,7 @@ def test_a_sampler_that_is_split_by_fsdp_joins_no_matrices_but_gathers_the_unemb
 def test_on_a_gpu_a_sampler_that_is_split_by_fsdp_gathers_its_weights_ahead(shape, dtype, slots, context, compiled):
     """GiB of the decode step over 8 as XLA's compiler has it, with jax 0.11.2 (docs/plan.md)."""
     keys = {"jax.sampler_dtype": dtype, "jax.cache_dtype": dtype, "jax.slots": slots, "jax.context_length": context}
+    keys["gconfig.max_new_tokens"] = 4
     footprint = plan_of("jax:f8", shape=shape, **keys).sampler.footprint
     decoding = footprint.moments["decoding"]
     size = {"float32": 4, "bfloat16": 2}[dtype]
@@ -511,9 +512,10 @@ def test_a_tpu_is_as_fast_and_as_large_as_jax_has_it(chip):
     [
         ("jax:d9", "h100:8", "allocation_mode: jax:d9 needs 9 devices, and h100:8 has 8"),
         ("fsdp:d1", "v5e:2x4", "--topology: v5e is a TPU, and fsdp"),
-        ("jax:t3", "h100:8", "allocation_mode: tensor size 3 does not divide the attention heads 16"),
+        ("jax:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
         ("jax:d3", "h100:8", "jax.slots: 64 is not a multiple of the 3 data shards"),
         ("fsdp:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("sglang:t3+fsdp:d1", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
         ("fake:d1", "h100:8", "allocation_mode: the engine fake can't be planned for"),
     ],
 )
@@ -607,6 +609,8 @@ def command(*arguments):
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
         (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
+        (["--topology=h100:1", "--config.allocation_mode=sglang:d1"], 1, "error: allocation_mode: sglang:d1 only samples"),
+        (["--topology=h100:1", "--prompt_tokens=17"], 1, "error: --prompt_tokens: 17 is more than 15: jax.context_length=16"),
         (["--topology=h100:1", "--shape=qwen3-8"], 1, "error: --shape: no model named 'qwen3-8' (did you mean qwen3-8b"),
     ],
 )
@@ -618,6 +622,20 @@ def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, st
     verdicts = [each for each in shown if each.startswith("verdict:")]
     assert status == 1 or len(verdicts) == sum(argument.startswith("--topology") for argument in arguments)
     assert any("does not fit" in each for each in verdicts) == (status == 2)
+
+
+def test_pools_over_several_hosts_are_warned_of_and_do_not_change_the_verdict():
+    """A host of a 4x4 slice has 4 devices, a 2x4 slice is one host."""
+    arguments = ["--config=base", "--shape=qwen3-8b", "--topology=v6e:4x4", "--topology=v6e:2x4"]
+    text = command(*arguments, "--config.allocation_mode=jax:f8")
+    warned, alone = text.stdout.split("verdict: ")[1:]
+    assert text.returncode == 0 and "warning" not in alone
+    assert "\nwarning: allocation_mode: jax:f8 shares its devices, which only the pools of one host can do" in warned
+    told = command(*arguments, "--config.allocation_mode=jax:f4", "--json")
+    several, one = json.loads(told.stdout.splitlines()[0])
+    assert several["warnings"] == one["warnings"] == []
+    wider = [[change["value"] for change in each["changes"] if change["key"] == "allocation_mode"] for each in (several, one)]
+    assert wider == [[], ["jax:f8"]]
 
 
 @pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma2", "opt"])
