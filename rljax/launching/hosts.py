@@ -95,6 +95,14 @@ def check_slice(topology: Topology) -> None:
         Hosts.of(topology, None)
 
 
+def host_of(topology: Topology) -> int | None:
+    """Returns the devices of a host; None where they are no number of whole hosts."""
+    try:
+        return Hosts.of(topology, None).devices
+    except UserError:
+        return None
+
+
 def check_shared(pools: Allocation, hosts: Hosts) -> None:
     """Checks that a sampler and a learner on the same devices are not to run on several hosts.
 
