@@ -104,7 +104,8 @@ def _trained(config: Config) -> str:
     rows = config.actor.mb_spec
     return (
         f"{config.actor.dtype}; micro-batches of {rows.rows_per_mb} x {rows.max_tokens_per_row} tokens;"
-        f" steps of {config.batch_size} prompts, {config.gconfig.n_samples} completions each, of up to {config.gconfig.max_new_tokens} tokens"
+        f" steps of {config.batch_size} prompts, {config.gconfig.n_samples} completions each,"
+        f" of up to {config.gconfig.max_new_tokens} tokens"
     )
 
 
