@@ -139,14 +139,16 @@ def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
     from rljax.chips import Topology
     from rljax.engine import find_plugin
     from rljax.hf.spec import ModelSpec
+    from rljax.launching.hosts import check_slice, host_of
     from rljax.planning.estimate import Request
     from rljax.planning.estimate import plan as estimate
     from rljax.planning.text import Report
 
+    where = Topology.parse(topology)
+    check_slice(where)
     teacher = ModelSpec.from_directory(config.actor.distill.teacher) if config.actor.distill.teacher else None
-    return Report.of(
-        estimate(Request(config, spec, Topology.parse(topology), find_plugin, PROMPT.value, COMPLETION.value, teacher))
-    )
+    made = estimate(Request(config, spec, where, find_plugin, PROMPT.value, COMPLETION.value, teacher))
+    return Report.of(made, host_of(where))
 
 
 def model_of(config: Config) -> ModelSpec:

@@ -89,6 +89,20 @@ def parse(name: str) -> Topology:
     return Topology.attached((), int(match[1])) if match else Topology.parse(name)
 
 
+def check_slice(topology: Topology) -> None:
+    """Raises UserError for TPUs that are no slice, such as v5e:3x3."""
+    if topology.chip.platform == TPU:
+        Hosts.of(topology, None)
+
+
+def host_of(topology: Topology) -> int | None:
+    """Returns the devices of a host; None where they are no number of whole hosts."""
+    try:
+        return Hosts.of(topology, None).devices
+    except UserError:
+        return None
+
+
 def check_shared(pools: Allocation, hosts: Hosts) -> None:
     """Checks that a sampler and a learner on the same devices are not to run on several hosts.
 

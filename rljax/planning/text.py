@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rljax.chips import GIB
+from rljax.config.schema import Config
 from rljax.planning.balance import balanced
 from rljax.planning.changes import Change, changes, largest_rows, longest_row
 from rljax.planning.estimate import Group, Plan
@@ -26,10 +27,13 @@ class Report:
     balanced: Plan | None  # split of all devices with the shortest step; None if none fits, or nobody waits
 
     @classmethod
-    def of(cls, plan: Plan) -> Report:
-        """Looks for changes, the largest micro-batch and the best split."""
+    def of(cls, plan: Plan, host: int | None = None) -> Report:
+        """Looks for changes, the largest micro-batch and the best split.
+
+        host: devices of a host; None: all are of one.
+        """
         rows, tokens = (None, None) if plan.learner is None else (largest_rows(plan), longest_row(plan))
-        return cls(plan, changes(plan), rows, tokens, balanced(plan))
+        return cls(plan, changes(plan), rows, tokens, balanced(plan, host))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -39,6 +43,7 @@ class Report:
         chip, load = request.topology.chip, request.load
         devices = f"{request.topology.devices} devices of {_gib(request.topology.memory)}"
         yield f"{request.topology.name}: {devices}, {plan.allocation}"
+        yield f"  {_trained(request.config)}"
         yield f"  prompts of {load.prompt} tokens, completions of {load.completion} (--prompt_tokens, --completion_tokens)"
         for group in plan.groups:
             yield from _group_lines(group)
@@ -94,6 +99,16 @@ class Report:
         }
 
 
+def _trained(config: Config) -> str:
+    """Says the dtype and sizes of a config in a line: it may have them from another one."""
+    rows = config.actor.mb_spec
+    return (
+        f"{config.actor.dtype}; micro-batches of {rows.rows_per_mb} x {rows.max_tokens_per_row} tokens;"
+        f" steps of {config.batch_size} prompts, {config.gconfig.n_samples} completions each,"
+        f" of up to {config.gconfig.max_new_tokens} tokens"
+    )
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Returns a plan as plain values, bytes per device and seconds."""
     request = plan.request
@@ -102,6 +117,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "allocation": str(plan.allocation),
         "fits": plan.fits,
         "gradient_checkpointing": None if plan.learner is None else plan.learner.remat,
+        "dtype": request.config.actor.dtype,
         "prompt_tokens": request.load.prompt,
         "completion_tokens": request.load.completion,
         "groups": [_group_json(group) for group in plan.groups],

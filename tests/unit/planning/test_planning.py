@@ -27,6 +27,7 @@ from rljax.experiments.bench.plan_cases import learners, samplers
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
+from rljax.launching.hosts import host_of
 from rljax.metrics.mean import Mean
 from rljax.planning.balance import balanced
 from rljax.planning.changes import changed, changes, largest_rows, longest_row
@@ -383,6 +384,16 @@ def test_the_balanced_split_is_the_fastest_of_those_that_fit(mode, keys):
     assert found.rates.step_seconds == min(steps.values()) == steps[str(found.allocation)]
 
 
+@pytest.mark.parametrize(("topology", "host"), [("h100:24", 8), ("v6e:4x4", 4)])
+def test_of_several_hosts_the_balanced_split_gives_each_to_one_side(topology, host):
+    engine = "jax" if topology.startswith("v6e") else "sglang"
+    mode = f"{engine}:d{host}+{'jax' if engine == 'jax' else 'fsdp'}:f{host}"
+    found = balanced(plan_of(mode, shape="qwen3-1.7b", topology=topology), host_of(Topology.parse(topology)))
+    assert host_of(Topology.parse(topology)) == host
+    assert found.allocation.sampler.size % host == found.allocation.learner.size % host == 0
+    assert found.allocation.devices == Topology.parse(topology).devices
+
+
 def test_no_split_is_balanced_where_none_fits_or_the_sides_share_their_devices():
     large = plan_of("jax:f8+jax:f8", shape="qwen3-32b", topology="v6e:4x4")
     assert large.rates.waits and balanced(large) is None and "no split of the 16 devices fits" in str(Report.of(large))
@@ -552,6 +563,22 @@ def test_json_says_what_the_text_says_and_is_json():
     assert found["changes"][0]["key"] == first.key and str(first) in str(report)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("actor.dtype", "float32", "float32;"),
+        ("actor.mb_spec.max_tokens_per_row", 1792, "x 1792 tokens"),
+        ("actor.mb_spec.rows_per_mb", 3, "of 3 x"),
+        ("gconfig.max_new_tokens", 333, "up to 333 tokens"),
+        ("gconfig.n_samples", 7, ", 7 completions"),
+        ("train_dataset.batch_size", 17, "of 17 prompts"),
+    ],
+)
+def test_a_plan_begins_with_the_sizes_that_it_is_of(key, value, word):
+    with_it, without = (str(Report(plan_of("jax:d1", **keys), [], None, None, None)) for keys in ({key: value}, {}))
+    assert word in with_it.splitlines()[1] and word not in without.splitlines()[1]
+
+
 def test_a_run_on_devices_of_unknown_size_has_its_bytes_and_no_verdict_on_them(tmp_path):
     request = request_of("jax:d1+fsdp:d1")
     write_companions(tmp_path, request.spec, "bfloat16", None)
@@ -600,13 +627,14 @@ def command(*arguments):
     ("arguments", "status", "line"),
     [
         (["--topology=v5e:2x4", "--topology=h100:8"], 0, ""),
-        (["--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"], 2, ""),
+        (["--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"], 2, ""),
         (
-            ["--config=base", "--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"],
+            ["--config=base", "--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"],
             2,
             "",
         ),  # that has neither model nor data
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
+        (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
         (["--topology=h100:1", "--config.allocation_mode=sglang:d1"], 1, "error: allocation_mode: sglang:d1 only samples"),
         (["--topology=h100:1", "--prompt_tokens=17"], 1, "error: --prompt_tokens: 17 is more than 15: jax.context_length=16"),
