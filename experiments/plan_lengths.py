@@ -26,6 +26,8 @@ def check_lengths(config: Config, pools: Allocation, prompt: int | None, complet
         raise UserError(f"--completion_tokens: {completion} is more than gconfig.max_new_tokens={longest}")
     room, both = _room(config, pools), (prompt or 1) + (completion or 1)
     if both > room:
+        if completion is None:
+            raise UserError(f"--prompt_tokens: {prompt} leaves no room for a completion in the {room} of an episode")
         raise UserError(f"--completion_tokens: {both} with a prompt of {prompt or 1}, and an episode has room for {room}")
 
 

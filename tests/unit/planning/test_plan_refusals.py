@@ -123,6 +123,7 @@ def test_pools_that_fit_a_host_or_share_nothing_are_not_warned_of(mode, topology
         ({"train_dataset.max_length": 100}, 101, None, "--prompt_tokens: 101 is more than 100: train_dataset.max_length"),
         ({"jax.context_length": 1024}, 1024, None, "--prompt_tokens: 1024 is more than 1023: jax.context_length=1024"),
         ({"jax.context_length": 1024}, 1023, 2, "--completion_tokens: 1025 with a prompt of 1023, and an episode"),
+        ({"actor.loss": "sft"}, 2048, None, "--prompt_tokens: 2048 leaves no room for a completion in the 2048 of an episode"),
         ({"actor.loss": "sft"}, 1536, 513, "--completion_tokens: 2049 with a prompt of 1536, and an episode"),
     ],
 )
