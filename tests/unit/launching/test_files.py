@@ -161,7 +161,8 @@ n=$(grep -c -- --side=train "$LOG"); [ "$n" -gt {fails} ] || exit 4""",
     assert len({line.rpartition("--launch=")[2] for line in trained}) == starts
     assert all("--relative=0" in line and "--nodes=2" in line and "--servers=n2,n3" in line for line in trained)
     (served,) = [line for line in log if "--side=serve" in line]
-    assert "--relative=2" in served and log[-1] == "scancel --signal=USR1 5.0"
+    assert "--relative=2" in served  # a line that a busy machine may write last
+    assert log.index("scancel --signal=USR1 5.0") > log.index(trained[-1])
 
 
 @pytest.mark.parametrize(("sent", "requeued"), [("TERM", True), ("INT", False)])
