@@ -1,13 +1,15 @@
 """Writes the files that start a run on several hosts: by hand, torchrun, Slurm, Ray, or Kubernetes.
 
-    python -m experiments.launch --config=configs/smollm2_gsm8k.py --topology=h100:16 \
+    python -m experiments.launch --config=configs/smollm2_gsm8k.py \
+        --config.allocation_mode=sglang:d8+fsdp:f16 --topology=h100:16 \
         --workdir=/shared/run --directory=/shared/code --out=/shared/launch
-    python -m experiments.launch --config=configs/smollm2_gsm8k.py --topology=v5e:4x4 \
+    python -m experiments.launch --config=configs/smollm2_gsm8k.py \
+        --config.allocation_mode=jax:d8+jax:f16 --topology=v5e:4x4 \
         --workdir=/data/run --directory=/data/code --out=launch --to=gke --image=IMAGE --claim=CLAIM
 
 --topology names the devices of the processes that train; where allocation_mode has a sampler that
-those processes can't hold, servers on hosts of their own are started beside them. Nothing is
-started here, and neither jax nor torch is needed (docs/launch.md).
+those processes can't hold, servers on hosts of their own, which --topology does not count, are
+started beside them. Nothing is started here, and neither jax nor torch is needed (docs/launch.md).
 """
 
 from __future__ import annotations
@@ -17,18 +19,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from absl import flags
+from absl import flags, logging
 
 from rljax.errors import UserError
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.config.schema import Config
+    from rljax.hf.spec import ModelSpec
     from rljax.launching import Job
 
 WAYS = ("hand", "torchrun", "slurm", "ray", "gke")
 FILES = ("job.json", "hosts.sh", "torchrun.sh", "slurm.sh", "ray.sh", "jobset.yaml")
 main.define_config_flags(what="Directory of the run, which all hosts see under this name.")
-TOPOLOGY = flags.DEFINE_string("topology", "", "Devices that train, as h100:16, v5e:4x4 (a slice), or cpu:4 for a trial.")
+TOPOLOGY = flags.DEFINE_string("topology", "", "Devices of the hosts that train, as h100:16, v5e:4x4 (a slice), or cpu:4.")
 PER_HOST = flags.DEFINE_integer("devices_per_host", None, "Devices of a host. None: 8 GPUs, or as the slice.", lower_bound=1)
 OUT = flags.DEFINE_string("out", "", "Directory for the files, which all hosts see under this name.")
 TO = flags.DEFINE_list("to", list(WAYS[:4]), f"Ways to start it: {', '.join(WAYS)}.")
@@ -63,6 +67,7 @@ def launch() -> None:
     where = Where(
         hosts=hosts,
         arguments=_arguments(),
+        model=_model(config),
         name=_name(),
         workdir=str(workdir.absolute()),
         directory=DIRECTORY.value or str(Path.cwd()),
@@ -87,6 +92,20 @@ def launch() -> None:
         print(out / name)
 
 
+def _model(config: Config) -> ModelSpec | None:
+    """Returns the model's shape; None, with a warning, where its directory is only on the hosts."""
+    from rljax.planning.model_shape import missing, shape_here
+
+    if not (directory := missing(config.actor)):
+        return shape_here(config.actor)
+    logging.warning(
+        "actor.path: no model in %r here, so it is not checked that allocation_mode can split it"
+        " (experiments.plan --shape=NAME does, for a published one)",
+        directory,
+    )
+    return None
+
+
 def _arguments() -> list[str]:
     """Returns --config and its keys, for the command lines of the hosts."""
     keys = [f"--config.{key}" if text is None else f"--config.{key}={text}" for key, text in main.overrides_from_flags()]
@@ -106,7 +125,7 @@ def _environment() -> dict[str, str]:
     pairs = dict(pair.partition("=")[::2] for pair in ENVIRONMENT.value)
     for pair in ENVIRONMENT.value:
         name, equals, _ = pair.partition("=")
-        if not name or not equals:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not equals:
             raise UserError(f"--env: {pair!r} is not NAME=VALUE")
         if not without_secrets({name: ""}):
             raise UserError(f"--env: {name} is a secret, and would be written into a file (set it where the hosts start)")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rljax.config.schema import Config
     from rljax.experiments.plan_compile import Checked
     from rljax.hf.spec import ModelSpec
+    from rljax.planning.estimate import Plan
     from rljax.planning.text import Report
 
 main.define_config_flags(workdir=False)
@@ -43,45 +44,69 @@ DOES_NOT_FIT = 2  # exit status
 
 
 def plan() -> None:
+    from rljax import engine
     from rljax.config import checks
+    from rljax.experiments.plan_lengths import check_lengths
+    from rljax.launching.hosts import shared_over_hosts
 
     config = planned_config()
     checks.check(config)
+    pools = engine.allocate(config)
+    engine.require_both(pools)
+    check_lengths(config, pools, PROMPT.value, COMPLETION.value)
     if not TOPOLOGY.value:
         raise UserError("--topology: missing (devices to plan for, such as v5e:2x4 or h100:8)")
     spec = model_of(config)
-    reports = [report_of(config, spec, name) for name in TOPOLOGY.value]
-    fits, shown, compiled = True, [], []
+    reports = [_without_shared(report_of(config, spec, name)) for name in TOPOLOGY.value]
+    _require_compilers(reports)
+    fits, shown, compiled, failed = True, [], [], list[UserError]()
     for report in reports:
         _say(report)
+        warnings = list(filter(None, [shared_over_hosts(report.plan.allocation, report.plan.request.topology)]))
+        for line in warnings:
+            _say(f"warning: {line}")
         programs = []
-        for program in _compiled(report):
+        for program in _compiled(report, failed):
             programs.append(program)
             _say(program)
         fits = fits and report.plan.fits and all(program.fits for program in programs)
         compiled += programs
-        shown.append(report.json() | ({"programs": [program.json() for program in programs]} if COMPILE.value else {}))
+        shown.append(report.json() | {"warnings": warnings})
+        if COMPILE.value:
+            shown[-1]["programs"] = [program.json() for program in programs]
     if JSON.value:
         print(json.dumps(shown))
     elif COMPILE.value and len(reports) > 1:
         from rljax.experiments.plan_compile import side_by_side
 
         print(*side_by_side(compiled), sep="\n")
+    if failed:
+        raise failed[0]
     if not fits:
         sys.exit(DOES_NOT_FIT)
 
 
 def planned_config() -> Config:
-    """Returns the config of the flags; with --shape it needs neither a model nor data.
+    """Returns the config of the flags; it needs no data, and with --shape no model.
 
     Raises UserError.
     """
     config = main.config_from_flags()
-    if not SHAPE.value:
-        return config
-    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")
-    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False)
+    data = dataclasses.replace(config.train_dataset, path=config.train_dataset.path or "none")  # is not read
+    actor = dataclasses.replace(config.actor, path=SHAPE.value, init_from_scratch=False) if SHAPE.value else config.actor
     return dataclasses.replace(config, train_dataset=data, actor=actor)
+
+
+def _without_shared(report: Report) -> Report:
+    """Leaves out changes to pools that share devices of several hosts, unless the plan's do."""
+    from rljax.launching.hosts import shared_over_hosts
+
+    def shared(plan: Plan) -> str:
+        return shared_over_hosts(plan.allocation, plan.request.topology)
+
+    if shared(report.plan):
+        return report
+    return dataclasses.replace(report, changes=[change for change in report.changes if not shared(change.plan)])
 
 
 def _say(what: object) -> None:
@@ -89,12 +114,24 @@ def _say(what: object) -> None:
         print(what, flush=True)
 
 
-def _compiled(report: Report) -> Iterator[Checked]:
-    """Compiles the programs of a plan with --compile."""
+def _require_compilers(reports: Sequence[Report]) -> None:
+    """Checks, with --compile, what compiling needs, before minutes are spent. Raises UserError."""
+    if COMPILE.value:
+        from rljax.experiments.plan_compile import Selection, require_compilers
+
+        Selection(PROGRAMS.value)
+        require_compilers(report.plan for report in reports)
+
+
+def _compiled(report: Report, failed: list[UserError]) -> Iterator[Checked]:
+    """Compiles the programs of a plan with --compile. What ends it is added to `failed`."""
     if COMPILE.value:
         from rljax.experiments.plan_compile import compile_plan
 
-        yield from compile_plan(report.plan, PROGRAMS.value)
+        try:
+            yield from compile_plan(report.plan, PROGRAMS.value)
+        except UserError as error:  # other topologies are still compiled for, and what was compiled is shown
+            failed.append(error)
 
 
 def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
@@ -102,14 +139,16 @@ def report_of(config: Config, spec: ModelSpec, topology: str) -> Report:
     from rljax.chips import Topology
     from rljax.engine import find_plugin
     from rljax.hf.spec import ModelSpec
-    from rljax.planning.changes import changes
+    from rljax.launching.hosts import check_slice, host_of
     from rljax.planning.estimate import Request
     from rljax.planning.estimate import plan as estimate
     from rljax.planning.text import Report
 
+    where = Topology.parse(topology)
+    check_slice(where)
     teacher = ModelSpec.from_directory(config.actor.distill.teacher) if config.actor.distill.teacher else None
-    made = estimate(Request(config, spec, Topology.parse(topology), find_plugin, PROMPT.value, COMPLETION.value, teacher))
-    return Report.of(made, changes(made))
+    made = estimate(Request(config, spec, where, find_plugin, PROMPT.value, COMPLETION.value, teacher))
+    return Report.of(made, host_of(where))
 
 
 def model_of(config: Config) -> ModelSpec:

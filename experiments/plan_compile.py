@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rljax.chips import GIB
+from rljax.config.allocation import Pool
 from rljax.engine import find_plugin
 from rljax.errors import UserError
 from rljax.hf.companion_files import write_companions
@@ -16,6 +18,7 @@ from rljax.planning.changes import changed
 from rljax.planning.estimate import Plan, Request
 from rljax.planning.estimate import plan as estimate
 from rljax.planning.footprint import Footprint
+from rljax.planning.planner import Planner
 from rljax.planning.program import Program
 
 LARGEST = 3  # components named where a program does not fit
@@ -59,34 +62,76 @@ class Checked:
         return dataclasses.asdict(self.program) | rest
 
 
+class Selection:
+    """Chooses programs by a regular expression, and remembers the names that it was asked for."""
+
+    def __init__(self, only: str) -> None:
+        """
+        Args:
+          only: names of programs have to match all of it; empty: every one does.
+
+        Raises UserError if it is no regular expression.
+        """
+        try:
+            self._pattern = re.compile(only or ".*")
+        except re.error as error:
+            raise UserError(f"--programs: {only!r} is no regular expression: {error} (as in 'update|decode')") from None
+        self._only, self._names = only, dict[str, bool]()
+
+    def __call__(self, name: str) -> bool:
+        self._names[name] = self._pattern.fullmatch(name) is not None
+        return self._names[name]
+
+    def check(self, engines: object) -> None:
+        """Raises UserError if no program was chosen."""
+        if not self._names:
+            raise UserError(f"--compile: the engines of {engines} have no programs that can be compiled without devices")
+        if not any(self._names.values()):
+            raise UserError(f"--programs: {self._only!r} matches no program of {engines} (one of {', '.join(self._names)})")
+
+
+def require_compilers(plans: Iterable[Plan]) -> None:
+    """Checks that all programs of plans can be compiled here. Raises UserError."""
+    for plan in plans:
+        for _, pool, _ in _sides(plan):
+            _planner_of(pool).require_compiler(plan.request.topology)
+
+
 def compile_plan(plan: Plan, only: str = "") -> Iterator[Checked]:
     """Compiles or tries the programs of both sides of a plan, one by one.
 
     only: regular expression that names of programs have to match; empty: all.
 
     Raises UserError for devices that can't be compiled for, for a program that lacks the kernel of
-    its attention, or where the engines of the plan have no programs to compile.
+    its attention, or where there are no programs to compile.
     """
-    request, some = plan.request, False
+    request, selection = plan.request, Selection(only)
     with tempfile.TemporaryDirectory() as directory:
         write_companions(Path(directory), request.spec, request.config.actor.dtype, None)
-        for side, pool, made in (
-            ("learner", plan.allocation.learner, plan.learner),
-            ("sampler", plan.allocation.sampler, plan.sampler),
-        ):
-            if pool is None or made is None:
-                continue
-            planner = find_plugin(pool.engine).planner()
-            assert planner is not None  # or there would be no plan
-            usable, footprint = planner.usable(request.topology.chip), made.footprint
-            compared = _full(request) if side == "learner" else footprint
-            for program in planner.programs(side, request.config, pool, request.topology, Path(directory), only):
-                some = True
+        for side, pool, footprint in _sides(plan):
+            planner = _planner_of(pool)
+            usable, compared = planner.usable(request.topology.chip), _full(request) if side == "learner" else footprint
+            for program in planner.programs(side, request.config, pool, request.topology, Path(directory), selection):
                 yield Checked(
                     request.topology.name, side, program, usable, _estimate_of(program, compared), _to_shrink(compared)
                 )
-    if not some:
-        raise UserError(f"--compile: the engines of {plan.allocation} have no programs that can be compiled without devices")
+    selection.check(plan.allocation)
+
+
+def _sides(plan: Plan) -> Iterator[tuple[str, Pool, Footprint]]:
+    """Yields name, pool and footprint of each side that is planned for."""
+    for side, pool, made in (
+        ("learner", plan.allocation.learner, plan.learner),
+        ("sampler", plan.allocation.sampler, plan.sampler),
+    ):
+        if pool is not None and made is not None:
+            yield side, pool, made.footprint
+
+
+def _planner_of(pool: Pool) -> Planner:
+    planner = find_plugin(pool.engine).planner()
+    assert planner is not None  # or there would be no plan
+    return planner
 
 
 def side_by_side(checked: Sequence[Checked]) -> Iterator[str]:

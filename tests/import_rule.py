@@ -42,7 +42,7 @@ ROOMS = {
     "batching": ("errors", "objective", "types"),
     "planning": ("chips", "config", "errors", "hf", "objective"),
     "engine": ("batching", "config", "entry_points", "errors", "metrics", "planning", "tracing", "types"),
-    "launching": ("chips", "config", "engine", "errors", "messaging", "process"),
+    "launching": ("chips", "config", "engine", "errors", "hf", "messaging", "planning", "process"),
     "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
     "shadow": ("batching", "config", "engine", "errors", "metrics", "objective"),
     "rollout": (

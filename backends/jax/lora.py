@@ -27,13 +27,11 @@ from rljax.backends.jax.model import Lora, Transformer, abstract, dot
 from rljax.backends.jax.multihost import Place, put
 from rljax.backends.jax.parameters import nested, parameters
 from rljax.backends.jax.sharding import fit, single_device_mesh
-from rljax.errors import UserError
+from rljax.config.checks import check_targets
 from rljax.hf.adapter import A, B
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tensors import layer_tensor, projections
 from rljax.hf.weights import write_json, write_tensors
-
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def add(
@@ -65,9 +63,7 @@ def add(
       Graph definition for `nnx.merge(graphdef, params, adapters)`, and {"layers": {target:
       {"lora_a", "lora_b"}}} with lora_a [L, inputs, rank], lora_b [L, rank, outputs].
     """
-    unknown = [name for name in targets if name not in TARGETS]
-    if unknown or not targets:
-        raise UserError(f"actor.lora.target_modules: no {unknown[0] if unknown else 'target'!r} (of {', '.join(TARGETS)})")
+    check_targets(targets)
     model: Transformer = nnx.eval_shape(lambda: nnx.merge(graphdef, jax.tree.map(jnp.zeros_like, params)))
     lora = Lora(rank, alpha / rank, tuple(targets))
     with_factors, _ = abstract(model.spec, dtype=model.dtype, remat=model.remat, lora=lora, precise=model.precise)

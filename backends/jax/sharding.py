@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rljax.backends.jax.parameters import Parameter, nested, parameters
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
+from rljax.hf.splits import check_shards, check_tensor
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
@@ -69,13 +70,8 @@ def check(spec: ModelSpec, mesh: Mesh) -> None:
 
     The vocabulary may stay whole.
     """
-    for axis, name, size in (
-        ("tensor", "attention heads", spec.num_heads),
-        ("tensor", "feed-forward width", spec.intermediate_size),
-        ("fsdp", "hidden size", spec.hidden_size),
-    ):
-        if size % mesh.shape[axis]:
-            raise UserError(f"allocation_mode: {axis} size {mesh.shape[axis]} does not divide the {name} {size} of the model")
+    check_tensor(spec, mesh.shape["tensor"], key_heads=False)
+    check_shards(spec, mesh.shape["fsdp"])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

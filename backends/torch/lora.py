@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rljax.backends.torch.mesh import local, local_slices
+from rljax.config.checks import check_targets
 from rljax.config.schema import LoraConfig
-from rljax.errors import UserError
 from rljax.hf.adapter import A, B, read_adapter
 from rljax.hf.other_model import Model
 from rljax.hf.tensors import layer_tensor, projections
-
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
@@ -30,13 +28,7 @@ def adder(config: LoraConfig) -> Callable[[nn.Module], None]:
 
     Raises UserError for an unknown projection.
     """
-    unknown = [name for name in config.target_modules if name not in TARGETS]
-    if unknown or not config.target_modules:
-        raise UserError(
-            f"actor.lora.target_modules: no projection named {unknown[0]!r} (one of {', '.join(TARGETS)})"
-            if unknown
-            else f"actor.lora.target_modules: empty (one of {', '.join(TARGETS)})"
-        )
+    check_targets(config.target_modules)
 
     def add(causal: nn.Module) -> None:
         import peft

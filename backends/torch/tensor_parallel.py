@@ -16,17 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from rljax.errors import UserError
 from rljax.hf.other_model import Model
 from rljax.hf.spec import ModelSpec
-
-
-def check(spec: ModelSpec, tensor: int) -> None:
-    """Raises UserError unless `tensor` divides everything that it splits."""
-    for what, count in (
-        ("attention heads", spec.num_heads),
-        ("key/value heads", spec.num_kv_heads),
-        ("units of the feed-forward", spec.intermediate_size),
-    ):
-        if count % tensor:
-            raise UserError(f"allocation_mode: t{tensor} does not divide the model's {count} {what} (use a smaller t)")
+from rljax.hf.splits import check_tensor
 
 
 def parallelize(causal: Any, spec: Model, mesh: DeviceMesh) -> None:
@@ -36,7 +26,7 @@ def parallelize(causal: Any, spec: Model, mesh: DeviceMesh) -> None:
     """
     if not isinstance(spec, ModelSpec):
         raise UserError(f"allocation_mode: fsdp splits the family {spec.architecture!r} over d and f only, not t")
-    check(spec, mesh.size())
+    check_tensor(spec, mesh.size(), key_heads=True)
     plan: dict[str, Any] = {
         **{f"self_attn.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")},
         "self_attn.o_proj": RowwiseParallel(),

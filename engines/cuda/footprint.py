@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from rljax.batching.compaction import bucket
-from rljax.chips import GIB, TPU, Chip, Topology
+from rljax.chips import GIB, GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
 from rljax.hf.activations import checkpointing, logit_rows
+from rljax.hf.splits import check_copied_heads, check_tensor
 from rljax.hf.tensors import EMBEDDING, UNEMBEDDING, parameter_count, projections, tensors
 from rljax.planning.footprint import Footprint, without_nothing
-from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.planner import Chosen, Job, LearnerPlan, SamplerPlan, every
 from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
@@ -54,12 +56,19 @@ class FsdpPlanner:
     def learner(self, job: Job) -> LearnerPlan:
         return _Learner(job).plan()
 
+    def require_compiler(self, topology: Topology) -> None:
+        if topology.chip.platform != GPU:
+            raise UserError(f"--compile: {topology.name} has no GPUs, and fsdp runs on those")
+        if find_spec("torch") is None:
+            raise UserError("--compile: fsdp needs torch, also its CPU build (pip install 'rljax[torch]')")
+
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         from rljax.engines.cuda.without_data import programs
 
-        return programs(config, pool, topology, model_dir, only)
+        self.require_compiler(topology)
+        return programs(config, pool, model_dir, chosen)
 
 
 class _Learner:
@@ -67,9 +76,7 @@ class _Learner:
 
     def __init__(self, job: Job) -> None:
         config, spec, pool = job.config, job.spec, job.pool
-        for name, count in (("attention heads", spec.num_heads), ("key/value heads", spec.num_kv_heads)):
-            if count % pool.tensor:
-                raise UserError(f"allocation_mode: t{pool.tensor} does not divide the model's {count} {name} (use a smaller t)")
+        check_tensor(spec, pool.tensor, key_heads=True)
         self.job, self.config, self.spec, self.pool = job, config, spec, pool
         actor, self.size = config.actor, SIZES[config.actor.dtype]
         self.shards = pool.fsdp * pool.context
@@ -189,8 +196,9 @@ class SglangPlanner:
         return SglangConfig.of(config).release_memory
 
     def smaller(self, config: Config) -> Mapping[str, object]:
-        share = SglangConfig.of(config).mem_fraction_static or STATIC
-        return {"sglang.mem_fraction_static": round(share / 2, 3)}
+        settings = SglangConfig.of(config)
+        found: dict[str, object] = {"sglang.mem_fraction_static": round((settings.mem_fraction_static or STATIC) / 2, 3)}
+        return found if settings.release_memory else found | {"sglang.release_memory": True}  # where the run can do it
 
     def learner(self, job: Job) -> LearnerPlan:
         raise UserError("allocation_mode: sglang cannot learn (put a learner after it)")
@@ -198,18 +206,48 @@ class SglangPlanner:
     def sampler(self, job: Job) -> SamplerPlan:
         """Estimates a server: it takes its share of the memory, whatever the requests need."""
         settings, spec, pool = SglangConfig.of(job.config), job.spec, job.pool
-        weights = 2.0 * parameter_count(spec) / pool.tensor  # those that can't be split are small
+        check_tensor(spec, pool.tensor, key_heads=False)
+        check_copied_heads(spec, pool.tensor)
+        dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
+        weights = SIZES[dtype] * parameter_count(spec) / pool.tensor  # those that can't be split are small
         static = (settings.mem_fraction_static or STATIC) * (job.chip.memory or 0)
-        token = cache_bytes(spec, "bfloat16", pool.tensor)
+        token = cache_bytes(spec, dtype, pool.tensor)
         cache = max(static - weights, 0.0)
         footprint = Footprint(
             {"sampler's weights": weights, "KV cache": cache, "graphs and workspace": float(GRAPHS)},
             {"decoding": {}, "publishing": {"sampler's publish bucket": float(settings.bucket_mb << 20)}},
         )
         requests = settings.max_running_requests or REQUESTS
-        return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES)
+        problem = _too_small(job, weights, token)
+        return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES, problem)
+
+    def require_compiler(self, topology: Topology) -> None:
+        """Needs nothing: there are no programs."""
 
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         return iter(())  # SGLang's are known to SGLang
+
+
+def _too_small(job: Job, weights: float, token: float) -> str:
+    """Says that a server's share of the memory lacks room for the weights and one request, which is
+    then no start, however much memory is left; "" if it has it.
+
+    Args:
+      weights: bytes per device.
+      token: bytes per device of a token's keys and values.
+    """
+    settings, memory = SglangConfig.of(job.config), job.chip.memory
+    chosen = settings.mem_fraction_static or STATIC
+    longest = job.load.prompt + job.config.gconfig.max_new_tokens
+    longest = min(longest, settings.context_length or longest)
+    needed = weights + longest * token
+    if memory is None or needed <= chosen * memory:
+        return ""
+    share = math.ceil(100 * needed / memory) / 100
+    remedy = f"{share:.2f} or more, or a larger t" if share * memory + GRAPHS <= _usable(job.chip) else "a larger t"
+    return (
+        f"sglang.mem_fraction_static={chosen:g} is {chosen * memory / GIB:.2f} GiB, and weights and a request of"
+        f" {longest} tokens take {needed / GIB:.2f} ({remedy})"
+    )

@@ -20,7 +20,8 @@ from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.other_model import OtherModel
 from rljax.hf.read_model import read_model
-from rljax.hf.spec import CONFIG, is_image_text, takes_pictures
+from rljax.hf.spec import CONFIG, ModelSpec, is_image_text, takes_pictures
+from rljax.hf.splits import Shape, check_copied_heads, check_tensor
 from rljax.hf.tensors import projections
 from rljax.planning.planner import Planner
 
@@ -36,10 +37,14 @@ class SglangPlugin(Plugin):
     config_class = SglangConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:
+        self.check_settings(config, allocation)
         release = installed_release(interpreter(SglangConfig.of(config)))
         if release < OLDEST:
             found, oldest = ".".join(map(str, release)), ".".join(map(str, OLDEST))
             raise UserError(f"sglang.python: SGLang {found} is too old (install {oldest} or later)")
+        check_fit(dataclasses.replace(allocation, learner=None), visible_gpus(), on_host=self.on_host(config))
+
+    def check_settings(self, config: Config, allocation: Allocation) -> None:
         if not config.actor.init_from_scratch and takes_pictures(config.actor.path):
             if not SglangConfig.of(config).enable_multimodal:
                 raise UserError(f"sglang.enable_multimodal: {config.actor.path} holds an image-text model (set it)")
@@ -50,7 +55,9 @@ class SglangPlugin(Plugin):
             )
         if SglangConfig.of(config).release_memory:
             check_lending(config, allocation, "sglang.release_memory")
-        check_fit(dataclasses.replace(allocation, learner=None), visible_gpus(), on_host=self.on_host(config))
+        if allocation.sampler is not None and (spec := _shape_of(config)) is not None:
+            check_tensor(spec, allocation.sampler.tensor, key_heads=False)
+            check_copied_heads(spec, allocation.sampler.tensor)
 
     def context_length(self, config: Config) -> int | None:
         return SglangConfig.of(config).context_length
@@ -84,10 +91,13 @@ class FsdpPlugin(Plugin):
         missing = [name for name in ("torch", *(["peft"] if config.actor.lora.rank else [])) if find_spec(name) is None]
         if missing:
             raise UserError(f"allocation_mode: fsdp needs {missing[0]} (pip install 'rljax[torch]>=0.1')")
+        self.check_settings(config, allocation)
+        check_fit(allocation, visible_gpus(), on_host=True)  # the sampler's engine counts its own
+
+    def check_settings(self, config: Config, allocation: Allocation) -> None:
         if JaxConfig.of(config).bitwise:
             raise UserError("jax.bitwise: needs the JAX learner (sampler and learner must both be jax)")
         pool = allocation.learner
-        check_fit(allocation, visible_gpus(), on_host=True)  # the sampler's engine counts its own
         if not config.actor.init_from_scratch and takes_pictures(config.actor.path) and pool is not None:
             split = [dim for dim, size in (("t", pool.tensor), ("c", pool.context)) if size > 1]
             if split:
@@ -95,7 +105,7 @@ class FsdpPlugin(Plugin):
                 raise UserError(
                     f"allocation_mode: {path} is an image-text model, which fsdp splits over d and f only, not {split[0]}"
                 )
-        if pool is not None and not config.actor.init_from_scratch:
+        if pool is not None:
             _check_family(config, pool)
 
     def planner(self) -> Planner:
@@ -128,24 +138,40 @@ class FsdpPlugin(Plugin):
 
 
 def _check_family(config: Config, pool: Pool) -> None:
-    """Refuses what fsdp can't do with a model of a family that rljax does not know itself."""
+    """Refuses a split that the model doesn't have, and what fsdp can't do with a model of a family
+    that rljax does not know itself.
+    """
+    if config.actor.init_from_scratch:
+        check_tensor(config.actor.init, pool.tensor, key_heads=True)
     for key, path in (("actor.path", config.actor.path), ("actor.distill.teacher", config.actor.distill.teacher)):
-        if not (Path(path) / CONFIG).is_file():
+        if not path or not (Path(path) / CONFIG).is_file():
             continue  # whoever loads it says what is missing
         model = read_model(path)
         if not isinstance(model, OtherModel):
+            check_tensor(model, pool.tensor, key_heads=True)
             continue
         for dim, size in (("t", pool.tensor), ("c", pool.context)):
             if size > 1:
                 family = f"{key} is of the family {model.architecture!r}"
                 raise UserError(f"allocation_mode: {family}, which fsdp splits over d and f only, not {dim}")
-    if config.actor.lora.rank and (Path(config.actor.path) / CONFIG).is_file():
+    if config.actor.lora.rank and config.actor.path and (Path(config.actor.path) / CONFIG).is_file():
         have = {name.split(".")[-1] for name in projections(read_model(config.actor.path))}
         if lacking := [name for name in config.actor.lora.target_modules if name not in have]:
             raise UserError(
                 f"actor.lora.target_modules: the model of {config.actor.path} has no projection {lacking[0]!r}"
                 f" (it has {', '.join(sorted(have)) or 'none that adapters are added to'})"
             )
+
+
+def _shape_of(config: Config) -> Shape | None:
+    """Returns the shape of the config's model; None for one that SGLang alone knows, or none."""
+    actor = config.actor
+    if actor.init_from_scratch:
+        return actor.init
+    try:
+        return ModelSpec.from_directory(actor.path) if actor.path and (Path(actor.path) / CONFIG).is_file() else None
+    except UserError:
+        return None
 
 
 SGLANG = SglangPlugin()

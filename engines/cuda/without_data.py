@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,15 +24,14 @@ from rljax.backends.torch import logprobs, mesh, model
 from rljax.backends.torch.mesh import RankMesh
 from rljax.batching.batch import Batch
 from rljax.batching.full import full_batch
-from rljax.chips import GPU, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.cuda.compiled_layers import compiler
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.engines.cuda.tensor_memory import Label, TensorMemory
-from rljax.errors import UserError
 from rljax.objective.spec import Objective
+from rljax.planning.planner import Chosen, every
 from rljax.planning.program import Program
 
 MOMENTS = (
@@ -48,11 +46,9 @@ COMMUNICATED = ("aten.empty", "aten.new_empty", "fsdp.", "c10d.", "_c10d")  # be
 KINDS = {"mm": "matrix products", "bmm": "matrix products", "addmm": "matrix products", "_varlen_attn": "attention"}
 
 
-def programs(config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = "") -> Iterator[Program]:
+def programs(config: Config, pool: Pool, model_dir: Path, chosen: Chosen = every) -> Iterator[Program]:
     """Runs an update of one full micro-batch per rank, as rank 0. Raises UserError."""
-    if topology.chip.platform != GPU:
-        raise UserError(f"--compile: {topology.name} has no GPUs, and fsdp runs on those")
-    if only and not re.fullmatch(only, UPDATE):
+    if not chosen(UPDATE):
         return
     start = time.perf_counter()
     memory = update_memory(config, pool, model_dir)

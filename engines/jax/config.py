@@ -6,6 +6,7 @@ import dataclasses
 
 from rljax.config.keys import HALF_OPEN_UNIT, NOT_NEGATIVE, POSITIVE, key
 from rljax.config.schema import EngineConfig
+from rljax.errors import UserError
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -66,3 +67,8 @@ class JaxConfig(EngineConfig):
         "torchrun did; 0: those that jax.distributed finds (a TPU pod, Slurm, Open MPI, Kubernetes). See docs/processes.md.",
         NOT_NEGATIVE,
     )
+
+    def check_slots(self, shards: int) -> None:
+        """Checks that each of the sampler's data shards gets as many slots. Raises UserError."""
+        if self.slots % shards:
+            raise UserError(f"jax.slots: {self.slots} is not a multiple of the {shards} data shards of its pool")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rljax.backends.jax.parameters import Parameter, adapters, parameters
+from rljax.backends.jax.platforms import lacking
 from rljax.batching.compaction import bucket
 from rljax.chips import GPU, TPU, Chip, Topology
 from rljax.config.allocation import Pool
@@ -23,8 +24,9 @@ from rljax.engines.jax.usable_memory import usable
 from rljax.errors import UserError
 from rljax.hf.activations import checkpointing, logit_rows, training_bytes
 from rljax.hf.spec import ModelSpec
+from rljax.hf.splits import check_shards, check_tensor
 from rljax.planning.footprint import Footprint, without_nothing
-from rljax.planning.planner import Job, LearnerPlan, SamplerPlan
+from rljax.planning.planner import Chosen, Job, LearnerPlan, SamplerPlan, every
 from rljax.planning.program import Program
 from rljax.planning.widths import SIZES, Widths, cache_bytes
 
@@ -72,6 +74,8 @@ class JaxPlanner:
         found: dict[str, object] = {"jax.slots": settings.slots // 2} if settings.slots > 1 else {}
         if room // 2 >= settings.context_length:
             found["jax.cache_tokens"] = room // 2
+        if not settings.release_memory:
+            found["jax.release_memory"] = True  # where the run can do it
         return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
 
     def _known(self, chip: Chip) -> int | None:
@@ -84,12 +88,17 @@ class JaxPlanner:
     def sampler(self, job: Job) -> SamplerPlan:
         return _sampler(job, self.usable(job.chip))
 
+    def require_compiler(self, topology: Topology) -> None:
+        from rljax.engines.jax.compile_only import devices_of
+
+        devices_of(topology)
+
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         from rljax.engines.jax.compile_only import programs
 
-        return programs(side, config, pool, topology, model_dir, only)
+        return programs(side, config, pool, topology, model_dir, chosen)
 
 
 class _Learner:
@@ -98,6 +107,7 @@ class _Learner:
     def __init__(self, job: Job, memory: int | None) -> None:
         config, spec, pool = job.config, job.spec, job.pool
         _check(spec, pool)
+        _check_kernel("jax.attention", JaxConfig.of(config).attention, job.chip)
         self.job, self.config, self.spec, self.pool = job, config, spec, pool
         actor, self.size = config.actor, SIZES[config.actor.dtype]
         shards = pool.data * pool.fsdp
@@ -230,12 +240,12 @@ def _adapter_elements(config: Config, spec: ModelSpec, pool: Pool) -> float:
 def _sampler(job: Job, memory: float) -> SamplerPlan:
     spec, pool, settings = job.spec, job.pool, JaxConfig.of(job.config)
     _check(spec, pool)
+    _check_kernel("jax.decode_attention", settings.decode_attention, job.chip)
     shards = pool.data * pool.fsdp
     size = SIZES["float32" if settings.bitwise else settings.sampler_dtype]
     matrices = elements(spec, pool, lambda p: p.path[-1] != "scale")
     weights = size * matrices + 4 * (elements(spec, pool) - matrices)  # norms stay float32
-    if settings.slots % shards:
-        raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {shards} data shards of its pool")
+    settings.check_slots(shards)
     slots = settings.slots // shards
     token = cache_bytes(spec, settings.cache_dtype, pool.tensor)
     page = settings.page_size
@@ -287,10 +297,12 @@ def _vocabulary(spec: ModelSpec, pool: Pool) -> int:
 
 def _check(spec: ModelSpec, pool: Pool) -> None:
     """Raises UserError where an axis does not divide what it must, as sharding the model would."""
-    for axis, parts, name, size in (
-        ("tensor", pool.tensor, "attention heads", spec.num_heads),
-        ("tensor", pool.tensor, "feed-forward width", spec.intermediate_size),
-        ("fsdp", pool.fsdp, "hidden size", spec.hidden_size),
-    ):
-        if size % parts:
-            raise UserError(f"allocation_mode: {axis} size {parts} does not divide the {name} {size} of the model")
+    check_tensor(spec, pool.tensor, key_heads=False)
+    check_shards(spec, pool.fsdp)
+
+
+def _check_kernel(key: str, kernel: str, chip: Chip) -> None:
+    """Raises UserError for a kernel that is not made for the chip, as choosing it would."""
+    reason = lacking(kernel, chip.platform)
+    if reason is not None and chip.platform in (GPU, TPU):
+        raise UserError(f"{key}: {kernel} can't be used on {chip.name}: {reason} (auto, or xla)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljax.config.allocation import Allocation, Pool
@@ -14,6 +14,7 @@ from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.spec import CONFIG, ModelSpec, takes_pictures
+from rljax.hf.splits import Shape, check_shards, check_tensor
 from rljax.planning.planner import Planner
 
 NAME = "jax"  # of the entry point
@@ -29,7 +30,7 @@ class JaxPlugin(Plugin):
     formats = (FORMAT,)
     config_class = JaxConfig
 
-    def check(self, config: Config, allocation: Allocation) -> None:
+    def check_settings(self, config: Config, allocation: Allocation) -> None:
         """Refuses settings that the JAX engine can't do.
 
         Devices are only looked for when an engine is made.
@@ -40,11 +41,11 @@ class JaxPlugin(Plugin):
             raise UserError(
                 f"allocation_mode: {path} is an image-text model, and the JAX path takes text (sglang+fsdp: docs/vision.md)"
             )
-        if not config.actor.init_from_scratch and (Path(config.actor.path) / CONFIG).is_file():
-            ModelSpec.from_directory(config.actor.path)  # of a family that the JAX path has
+        _check_splits(config, [pool for pool in (sampler, learner) if pool is not None and pool.engine == NAME])
         if sampler is not None and sampler.engine == NAME:
             _check_context(config)
             _check_positions(config)
+            settings.check_slots(sampler.data * sampler.fsdp)
             if settings.release_memory:
                 check_lending(config, allocation, "jax.release_memory")
         if not settings.bitwise or sampler is None or learner is None:
@@ -120,6 +121,19 @@ def _use_compilation_cache(config: Config) -> None:
         import jax
 
         jax.config.update("jax_compilation_cache_dir", directory)
+
+
+def _check_splits(config: Config, pools: Sequence[Pool]) -> None:
+    """Refuses a model of a family that the JAX path doesn't have, or that pools can't split."""
+    path = Path(config.actor.path)
+    shape: Shape = config.actor.init
+    if not config.actor.init_from_scratch:
+        if not (path / CONFIG).is_file():
+            return  # whoever loads it says what is missing
+        shape = ModelSpec.from_directory(path)
+    for pool in pools:
+        check_tensor(shape, pool.tensor, key_heads=False)
+        check_shards(shape, pool.fsdp)
 
 
 def _check_context(config: Config) -> None:

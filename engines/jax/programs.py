@@ -80,8 +80,7 @@ class Programs:
         """
         settings = JaxConfig.of(config)
         self.shards = row_shards(mesh)
-        if settings.slots % self.shards:
-            raise UserError(f"jax.slots: {settings.slots} is not a multiple of the {self.shards} data shards of its pool")
+        settings.check_slots(self.shards)
         self.spec = ModelSpec.from_directory(model_dir)
         self.slots, self.context, self.decode_steps = settings.slots, settings.context_length, settings.decode_steps
         self.shapes = chunk_shapes(settings.prefill_chunk, self.slots, self.context)

@@ -122,7 +122,9 @@ def _tpu_devices(topology: Topology) -> Sequence[jax.Device]:
     from jax.experimental import topologies
 
     chip = topology.chip.name
-    config = {"chip_config_name": CHIP_CONFIGS[chip]} if chip in CHIP_CONFIGS else {}
+    config: dict[str, Any] = {"chip_config_name": CHIP_CONFIGS[chip]} if chip in CHIP_CONFIGS else {}
+    if topology.devices == topology.chip.devices:  # one chip; libtpu expects hosts of four
+        config["chips_per_host_bounds"] = [1, 1, 1]
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **config).devices
     except jax.errors.JaxRuntimeError as error:

@@ -69,6 +69,11 @@ class Allocation:
     learner: Pool | None
 
     @property
+    def engines(self) -> list[str]:
+        """Names of the engines, the learner's first."""
+        return list(dict.fromkeys(pool.engine for pool in (self.learner, self.sampler) if pool))
+
+    @property
     def devices(self) -> int:
         """Devices of both pools together."""
         return max(pool.first_device + pool.size for pool in (self.sampler, self.learner) if pool)

@@ -7,13 +7,14 @@ is checked by the part that opens it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rljax.config.keys import walk
 from rljax.config.registry import nearest
 from rljax.config.schema import Config
 from rljax.config.schema_guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
+from rljax.config.schema_training import PROJECTIONS
 from rljax.config.validation import check_best, validation_sets
 from rljax.errors import UserError
 
@@ -265,7 +266,17 @@ def check_values(config: Config) -> None:
             leaf.key.check(leaf.path, leaf.value)
     _check_rules(RULES, config)
     _check_guard(config)
+    if config.actor.lora.rank:
+        check_targets(config.actor.lora.target_modules)
     validation_sets(config)
+
+
+def check_targets(names: Sequence[str]) -> None:
+    """Checks the names of projections that get an adapter. Raises UserError."""
+    unknown = [name for name in names if name not in PROJECTIONS]
+    if unknown or not names:
+        what = f"no projection named {unknown[0]!r}" if unknown else "empty"
+        raise UserError(f"actor.lora.target_modules: {what} (one of {', '.join(PROJECTIONS)})")
 
 
 def _check_guard(config: Config) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 from rljax.config.keys import ABOVE_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, UNIT, key, section
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # that can get an adapter
 _LEVELS = ("batch", "group", "none")
 
 
@@ -53,10 +54,7 @@ class LoraConfig:
 
     rank: int = key(0, "Rank of the adapters. 0: all weights are trained.", NOT_NEGATIVE)
     alpha: float = key(16.0, "Scale of the adapters, which add alpha / rank times their product.", POSITIVE)
-    target_modules: tuple[str, ...] = key(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "Projections that get an adapter, by their Hugging Face names.",
-    )
+    target_modules: tuple[str, ...] = key(PROJECTIONS, "Projections that get an adapter, by their Hugging Face names.")
     path: str = key("", "Directory of an adapter, as peft writes it, that the run begins with. Empty: a new one.")
 
 

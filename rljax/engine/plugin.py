@@ -62,9 +62,18 @@ class Plugin:
     """Frozen dataclass of the config section that has the engine's name; None for an engine without settings."""
 
     def check(self, config: Config, allocation: Allocation) -> None:
-        """Checks that the engine can do what the config asks of it. Starts nothing.
+        """Checks that the engine can do what the config asks of it here. Starts nothing.
+
+        Override it for what has to be installed or attached, and call `check_settings` in it.
 
         Raises UserError for a setting that the engine, in its roles in the allocation, can't do.
+        """
+        self.check_settings(config, allocation)
+
+    def check_settings(self, config: Config, allocation: Allocation) -> None:
+        """Checks the config wherever it is going to run: a plan asks too, on another machine.
+
+        The model may not be there. Raises UserError as `check` does.
         """
 
     def prepare(self) -> None:

@@ -69,13 +69,13 @@ def check(config: Config, allocation: Allocation) -> None:
     Raises UserError; starts nothing.
     """
     # In a fixed order, so that a config always gets the same message. The sampler last: it may have to ask another interpreter.
-    for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
+    for name in allocation.engines:
         find_plugin(name).check(config, allocation)
 
 
 def prepare(allocation: Allocation) -> None:
     """Has the engines of the allocation prepare this process, before any thread starts in it."""
-    for name in dict.fromkeys(pool.engine for pool in (allocation.learner, allocation.sampler) if pool):
+    for name in allocation.engines:
         find_plugin(name).prepare()
 
 

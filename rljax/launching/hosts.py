@@ -11,6 +11,7 @@ import math
 import re
 
 from rljax.chips import TPU, Chip, Topology
+from rljax.config.allocation import Allocation
 from rljax.errors import UserError
 
 GPUS = 8  # of a host, unless the user says otherwise
@@ -86,6 +87,50 @@ def parse(name: str) -> Topology:
     """Reads CHIP:COUNT, CHIP:AxB, or cpu:COUNT for a trial without accelerators. Raises UserError."""
     match = re.fullmatch(rf"{CPU}:([1-9]\d*)", name)
     return Topology.attached((), int(match[1])) if match else Topology.parse(name)
+
+
+def check_slice(topology: Topology) -> None:
+    """Raises UserError for TPUs that are no slice, such as v5e:3x3."""
+    if topology.chip.platform == TPU:
+        Hosts.of(topology, None)
+
+
+def host_of(topology: Topology) -> int | None:
+    """Returns the devices of a host; None where they are no number of whole hosts."""
+    try:
+        return Hosts.of(topology, None).devices
+    except UserError:
+        return None
+
+
+def check_shared(pools: Allocation, hosts: Hosts) -> None:
+    """Checks that a sampler and a learner on the same devices are not to run on several hosts.
+
+    Raises UserError.
+    """
+    sampler, learner = pools.sampler, pools.learner
+    if sampler is not None and learner is not None and sampler.first_device == learner.first_device:
+        raise UserError(
+            f"allocation_mode: {pools} shares its devices, which only the pools of one host can do, and a host of"
+            f" {hosts.topology.name} has {hosts.devices} (use + between the pools)"
+        )
+
+
+def shared_over_hosts(pools: Allocation, topology: Topology) -> str:
+    """Says that pools share devices of several hosts, as `check_shared` does; "" if they don't.
+
+    A topology that is no number of whole hosts has no say in it.
+    """
+    try:
+        hosts = Hosts.of(topology, None)
+    except UserError:
+        return ""
+    try:
+        if pools.devices > hosts.devices:
+            check_shared(pools, hosts)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def largest_host(hosts: Hosts) -> int:

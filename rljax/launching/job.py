@@ -22,7 +22,10 @@ from rljax.config.schema import Config
 from rljax.engine import find_plugin
 from rljax.engine.plugins import MEMORY, allocate, require_both, transport_of
 from rljax.errors import UserError
-from rljax.launching.hosts import Hosts, largest_host, single_host
+from rljax.hf.spec import ModelSpec
+from rljax.launching.hosts import Hosts, check_shared, largest_host, single_host
+from rljax.planning.load import Load
+from rljax.planning.planner import Job as Planned
 
 MASTER_PORT, SERVER_PORT = 29500, 30000
 ATTACH_TIMEOUT = 1200  # seconds for servers to come up; below the time in which a start must move (process/watchdog.py)
@@ -94,6 +97,7 @@ class Where:
 
     hosts: Hosts  # of the training side
     arguments: Sequence[str]  # --config and its keys, as the user gave them
+    model: ModelSpec | None = None  # its shape; None: not known here, and how pools split it is not checked
     name: str = "rljax"
     workdir: str = ""
     directory: str = ""
@@ -106,14 +110,20 @@ class Where:
 def job_of(config: Config, where: Where) -> Job:
     """Works out the processes of a run.
 
-    Raises UserError for an allocation that these hosts can't hold.
+    Raises UserError for an allocation that these hosts can't hold, or that the model can't be split
+    over.
     """
     pools = allocate(config)
     samples, learns = require_both(pools)
     hosts, platform = where.hosts, where.hosts.topology.chip.platform
     apart = bool(config.rollout.addr) or find_plugin(samples.engine).on_host(config)  # the sampler takes no device here
-    needed, servers = _placed(config, pools, hosts, samples, learns, apart)
-    _require(needed, hosts, "trains on" if servers is None else "learns on", learns if servers or apart else pools)
+    _check_engines(config, pools, hosts, apart)
+    servers, why = (None, "") if apart else _servers(config, pools, hosts, samples, learns)
+    if servers or apart:
+        _require_all(hosts, learns, why)
+    _check_learner(config, where, learns)
+    if not servers and not apart:
+        _check_sampler(config, where, samples)
     processes, ranked, more = _processes(config, learns, hosts, platform)
     train = Side(
         command=(*where.arguments, *more, *(_attaching(config, where) if servers else [])),
@@ -138,33 +148,66 @@ def job_of(config: Config, where: Where) -> Job:
     )
 
 
-def _placed(
-    config: Config, pools: Allocation, hosts: Hosts, samples: Pool, learns: Pool, apart: bool
-) -> tuple[int, Pool | None]:
-    """Returns the devices of the training side, and the sampler's pool if it becomes servers."""
-    if apart:
-        return learns.size, None
-    if hosts.count == 1 and pools.devices <= hosts.devices:
-        return pools.devices, None
-    if samples.first_device == learns.first_device:
-        raise UserError(
-            f"allocation_mode: {pools} shares its devices, which only the pools of one host can do, and a host of"
-            f" {hosts.topology.name} has {hosts.devices} (use + between the pools)"
-        )
-    if (
-        find_plugin(learns.engine).processes(config, learns) is None
-        and transport_of(config, pools) == MEMORY
-        and samples.size < hosts.devices
-        and pools.devices == hosts.topology.devices
-    ):
-        return pools.devices, None
-    return learns.size, samples
+def _check_engines(config: Config, pools: Allocation, hosts: Hosts, apart: bool) -> None:
+    """Raises UserError if an engine refuses the config, wherever it runs, or these devices."""
+    for engine in pools.engines:
+        find_plugin(engine).check_settings(config, pools)
+    for pool in (pools.learner, None if apart else pools.sampler):
+        planner = pool and find_plugin(pool.engine).planner()
+        if planner:  # without one an engine says nothing about devices
+            planner.usable(hosts.topology.chip)
 
 
-def _require(needed: int, hosts: Hosts, verb: str, what: object) -> None:
-    found = hosts.topology.devices
-    if needed > found or (needed < found and hosts.count > 1):
-        raise UserError(f"--topology: {hosts.topology.name} has {found} devices, and {what} {verb} {needed}")
+def _servers(config: Config, pools: Allocation, hosts: Hosts, samples: Pool, learns: Pool) -> tuple[Pool | None, str]:
+    """Returns the sampler's pool if it becomes servers on hosts of their own, and why."""
+    if pools.devices <= hosts.devices:
+        if hosts.count > 1:
+            raise UserError(
+                f"--topology: {hosts.topology.name} is {hosts.count} hosts of {hosts.devices} devices, and {pools} takes"
+                f" {pools.devices} in all, which one host has"
+            )
+        return None, ""
+    check_shared(pools, hosts)
+    if find_plugin(learns.engine).processes(config, learns) is not None or transport_of(config, pools) != MEMORY:
+        return samples, f"{samples.engine} is not in the processes of {learns.engine}"
+    if samples.size >= hosts.devices:
+        return samples, f"{samples} would leave the first host none of its {hosts.devices} devices"
+    if pools.devices != hosts.topology.devices:
+        return samples, f"{pools} is {pools.devices} devices"
+    return None, ""
+
+
+def _require_all(hosts: Hosts, learns: Pool, why: str) -> None:
+    """Raises UserError unless the learner alone has all devices of its hosts, or one host's first.
+
+    Args:
+      why: the sampler is not on these hosts; "" if nobody would expect it there.
+    """
+    found, name = hosts.topology.devices, hosts.topology.name
+    if learns.size == found or (learns.size < found and hosts.count == 1):
+        return
+    beside = f"; the sampler has other hosts, which --topology does not count, as {why}" if why else ""
+    raise UserError(f"--topology: {name} has {found} devices, and {learns} learns on {learns.size}{beside}")
+
+
+def _check_learner(config: Config, where: Where, pool: Pool) -> None:
+    """Raises UserError if the engine, as its planner knows it, can't split the model so."""
+    planner = find_plugin(pool.engine).planner()
+    if planner is not None and where.model is not None:
+        planner.learner(Planned(config, where.model, pool, where.hosts.topology.chip, Load.of(config)))
+
+
+def _check_sampler(config: Config, where: Where, pool: Pool) -> None:
+    """Raises UserError if the engine, as its planner knows it, can't split the model so, or would
+    not start.
+    """
+    plugin = find_plugin(pool.engine)
+    planner = plugin.planner()
+    if planner is None or where.model is None:
+        return
+    load = Load.of(config, context=plugin.context_length(config))
+    if problem := planner.sampler(Planned(config, where.model, pool, where.hosts.topology.chip, load)).problem:
+        raise UserError(problem)
 
 
 def _processes(config: Config, learns: Pool, hosts: Hosts, platform: str) -> tuple[int, bool, list[str]]:
@@ -202,6 +245,7 @@ def _serve(config: Config, pool: Pool, hosts: Hosts, where: Where) -> Side:
             f"allocation_mode: a replica of {pool} takes {replica} devices, and a host of {hosts.topology.name} has {most}"
         )
     share = dataclasses.replace(pool, data=pool.data // count, first_device=0)
+    _check_sampler(config, where, share)
     host = single_host(hosts.topology, share.size)
     on_cpu = hosts.topology.chip.platform == "cpu"
     return Side(

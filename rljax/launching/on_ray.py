@@ -8,6 +8,7 @@ checkpoint; servers live on. SIGTERM to the driver, as `ray job stop` sends it, 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ exec ray job submit --address="${{RAY_ADDRESS:?}}" --submission-id="{name}-$(dat
 
 def submit_script(job: Job) -> str:
     """Returns the script that submits the job."""
-    return _SCRIPT.format(name=job.name, grace=job.grace, python=job.python, file=FILE)
+    return _SCRIPT.format(name=job.name, grace=job.grace, python=shlex.quote(job.python), file=FILE)
 
 
 class Host:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
+from rljax.errors import UserError
 from rljax.launching.job import Job
 
+# sbatch's options whose value may be left out. Another without one would take the next line for its value.
+ALONE = (
+    *("contiguous", "exclusive", "export", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill", "no-requeue", "overcommit"),
+    *("oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "use-min-nodes", "verbose", "wait"),
+)
+OF_THE_JOB = ("array", "nodes", "ntasks", "ntasks-per-node", "signal")  # of which the script relies on its own
 _SCRIPT = """\
 #!/bin/bash
 {options}
@@ -72,9 +80,13 @@ def batch_script(job: Job, job_file: str, options: Sequence[str]) -> str:
     Args:
       job_file: where every host sees job.json.
       options: further options of sbatch, as "partition=gpu".
+
+    Raises UserError for what is no option, or is the job's own.
     """
+    for option in options:
+        _check(option)
     return _SCRIPT.format(
-        options="\n".join(f"#SBATCH --{option}" for option in (*_options(job), *options)),
+        options="\n".join(f"#SBATCH {_quoted(f'--{option}')}" for option in (*_options(job), *options)),
         name=job.name,
         train=job.train.hosts,
         serve=job.serve.hosts if job.serve else 0,
@@ -87,7 +99,31 @@ def batch_script(job: Job, job_file: str, options: Sequence[str]) -> str:
     )
 
 
+def _check(option: str) -> None:
+    """Raises UserError for what sbatch would refuse or take for something else."""
+    name, _, value = option.partition("=")
+    if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+        raise UserError(f"--slurm: {option!r} is no option of sbatch (its long name and value, as in partition=gpu)")
+    if name in OF_THE_JOB:
+        raise UserError(f"--slurm: {name} is the script's own (nodes are those of --topology, signal is that of --grace)")
+    if not value and name not in ALONE:
+        raise UserError(f"--slurm: {name} needs a value, as in {name}=VALUE")
+
+
+def _quoted(word: str) -> str:
+    """Returns a word of an #SBATCH line, which sbatch splits at blanks.
+
+    Those within double quotes are kept; a backslash before one does not keep it.
+    """
+    if "\n" in word:
+        raise UserError(f"--to=slurm: a line of its script cannot hold the line break of {word!r}")
+    if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+
 def _options(job: Job) -> list[str]:
+    workdir = job.workdir.replace("%", "%%")  # %j is the job's number
     options = [
         f"job-name={job.name}",
         f"nodes={job.hosts}",
@@ -96,7 +132,7 @@ def _options(job: Job) -> list[str]:
         f"signal=B:TERM@{job.grace}",
         "requeue",
         "open-mode=append",
-        f"output={job.workdir}/slurm-%j.txt",
+        f"output={workdir}/slurm-%j.txt",
     ]
     devices = max(job.train.devices, job.serve.devices if job.serve else 0)
     if job.platform == "gpu":

@@ -7,5 +7,6 @@ program.py     a program of a plan, compiled or tried without devices
 planner.py     interface of an engine that can be planned for
 estimate.py    plan of a config: memory of each group of devices, and the time of each side
 changes.py     configs that need less, and the largest that fits
+balance.py     split of the devices between sampler and learner
 text.py        a plan as text and as JSON
 """

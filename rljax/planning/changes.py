@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rljax.config.allocation import Allocation
+from rljax.config.checks import check
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.planning.estimate import Plan, Request, plan
 
 RANK = 16  # of the adapters that are tried
+CHUNKS = (1024, 512)  # rows of logits
+HALVINGS = 24  # of a number, at most
 STEP = 128  # tokens by which row lengths are tried
 MOST_ROWS, MOST_TOKENS = 1024, 1 << 20
 
@@ -31,14 +35,18 @@ class Change:
 
 
 def changes(before: Plan) -> list[Change]:
-    """Returns the single changes that save memory, the one that saves most first.
+    """Returns the single changes that save memory and that a run takes, the one that saves most
+    first.
 
-    Of allocations those with twice the shards, four times and so on, until one fits.
+    A number is halved, and doubled shards are doubled again, until the config fits. Of a number
+    that makes it fit nowhere the first half that saves something is returned, of allocations all.
     """
-    found = list(_saving(before, _candidates(before)))
+    single = (_halved(before, key, value) for key, value in _smaller(before, before.request.config).items())
+    found = [change for change in single if change is not None]
     times = 2
     while times <= before.request.topology.devices:
-        wider = list(_saving(before, (("allocation_mode", str(wide)) for wide in _more_shards(before, times))))
+        tried = (_change(before, "allocation_mode", str(wide)) for wide in _more_shards(before, times))
+        wider = [change for change in tried if change is not None and change.saved > 0]
         found += wider
         if any(change.plan.fits for change in wider):
             break
@@ -46,17 +54,49 @@ def changes(before: Plan) -> list[Change]:
     return sorted(found, key=lambda change: -change.saved)
 
 
-def _saving(before: Plan, candidates: Iterable[tuple[str, object]]) -> Iterator[Change]:
-    """Yields those of the keys and values that save memory."""
-    for key, value in candidates:
-        try:
-            after = plan(dataclasses.replace(before.request, config=changed(before.request, key, value)))
-        except UserError:  # a split that the model doesn't have, or more devices than there are
-            continue
-        peaks = {group.name: group.footprint.peak for group in after.groups}
-        saved = max(group.footprint.peak - peaks[group.name] for group in before.groups)
-        if saved > 0:
-            yield Change(key, value, saved, after)
+def planned(before: Plan, key: str, value: object) -> Plan | None:
+    """Plans the config with another value of a key; None if no run takes it, such as a split that
+    the model doesn't have, or more devices than there are.
+    """
+    try:
+        config = changed(before.request, key, value)
+        check(config)
+        return plan(dataclasses.replace(before.request, config=config))
+    except UserError:
+        return None
+
+
+def _change(before: Plan, key: str, value: object) -> Change | None:
+    """Returns the change, whether it saves something or not; None if no run takes it, or if the
+    sampler would not start any more.
+    """
+    after = planned(before, key, value)
+    if after is None or _problems(after) > _problems(before):
+        return None
+    peaks = {group.name: group.footprint.peak for group in after.groups}
+    return Change(key, value, max(group.footprint.peak - peaks[group.name] for group in before.groups), after)
+
+
+def _problems(made: Plan) -> int:
+    return sum(bool(group.problem) for group in made.groups)
+
+
+def _halved(before: Plan, key: str, value: object) -> Change | None:
+    """Returns the change to the first value that fits, of this one and those below it; if none
+    fits, to the first that saves memory. None if none saves any.
+    """
+    first = None
+    for _ in range(HALVINGS):
+        change = _change(before, key, value)
+        if change is not None and change.plan.fits:
+            return change if change.saved > 0 else first
+        if change is not None and change.saved > 0:
+            first = first or change
+        further = _smaller(before, changed(before.request, key, value)).get(key)
+        if further is None:
+            break
+        value = further
+    return first
 
 
 def changed(request: Request, key: str, value: object) -> Config:
@@ -76,30 +116,42 @@ def _replaced(tree: Any, path: Sequence[str], value: object) -> Any:
     return dataclasses.replace(tree, **{first: _replaced(getattr(tree, first), rest, value) if rest else value})
 
 
-def _candidates(before: Plan) -> Iterator[tuple[str, object]]:
-    """Yields keys and values that may save memory."""
-    config, load = before.request.config, before.request.load
+def _smaller(before: Plan, config: Config) -> dict[str, object]:
+    """Returns keys of a config of the plan's allocation, and for each its next value that may take
+    less memory.
+    """
+    found: dict[str, object] = {}
     actor, rows = config.actor, config.actor.mb_spec
     if before.learner is not None:
         if actor.lora.rank == 0:
-            yield "actor.lora.rank", RANK
-        if before.learner.remat != "full":
-            yield "actor.gradient_checkpointing", "full"
+            found["actor.lora.rank"] = RANK
+        if before.learner.remat != "full" != actor.gradient_checkpointing:
+            found["actor.gradient_checkpointing"] = "full"
         if actor.dtype != "bfloat16":
-            yield "actor.dtype", "bfloat16"
+            found["actor.dtype"] = "bfloat16"
         if rows.rows_per_mb > 1:
-            yield "actor.mb_spec.rows_per_mb", rows.rows_per_mb // 2
-        if rows.max_tokens_per_row // 2 >= load.prompt + config.gconfig.max_new_tokens:
-            yield "actor.mb_spec.max_tokens_per_row", rows.max_tokens_per_row // 2
-        yield from (("actor.logprob_chunk", chunk) for chunk in (1024, 512) if chunk < (actor.logprob_chunk or 2048))
+            found["actor.mb_spec.rows_per_mb"] = rows.rows_per_mb // 2
+        if rows.max_tokens_per_row // 2 >= _shortest_row(before):
+            found["actor.mb_spec.max_tokens_per_row"] = rows.max_tokens_per_row // 2
+        if shorter := [chunk for chunk in CHUNKS if chunk < (actor.logprob_chunk or 2 * CHUNKS[0])]:
+            found["actor.logprob_chunk"] = shorter[0]
         if actor.kl_ctl > 0:
-            yield "actor.kl_ctl", 0.0
+            found["actor.kl_ctl"] = 0.0
         if actor.adv_estimator == "gae":
-            yield "actor.adv_estimator", "grpo"
+            found["actor.adv_estimator"] = "grpo"
     pools = filter(None, (before.allocation.sampler, before.allocation.learner))
     for engine in dict.fromkeys(pool.engine for pool in pools):
         planner = before.request.find(engine).planner()
-        yield from {} if planner is None else planner.smaller(config).items()
+        found |= {} if planner is None else planner.smaller(config)
+    return found
+
+
+def _shortest_row(before: Plan) -> int:
+    """Returns the tokens of a row that holds the plan's average prompt and the longest that the
+    data may have, with the longest completion.
+    """
+    config = before.request.config
+    return max(before.request.load.prompt, config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
 
 
 def _more_shards(before: Plan, times: int) -> Iterator[Allocation]:
@@ -125,32 +177,46 @@ def _more_shards(before: Plan, times: int) -> Iterator[Allocation]:
             yield Allocation(split, learner)
 
 
-def largest(before: Plan, key: str, step: int, most: int) -> int | None:
-    """Returns the largest multiple of `step` up to `most` with which a key's config fits; None if
-    none does.
+def largest(before: Plan, key: str, least: int, step: int, most: int) -> int | None:
+    """Returns the largest value from `least` to `most` with which a key's config fits: a multiple
+    of `step`, or the config's own, or a smaller one if no multiple fits. None if none does.
 
     Memory rises with the key.
     """
+    round_ = step * -(-least // step)  # the first multiple
+    small, multiples = range(least, min(round_, most + 1)), range(round_, most + 1, step)
 
-    def fits(count: int) -> bool:
-        return plan(dataclasses.replace(before.request, config=changed(before.request, key, count * step))).fits
+    def fits(value: int) -> bool:
+        after = planned(before, key, value)
+        return after is not None and after.fits
 
-    if not fits(1):
+    values = multiples if multiples and fits(multiples[0]) else small
+    found = _last(values, fits)
+    own = int(attrgetter(key)(before.request.config))
+    return max(found or 0, own) if before.fits else found
+
+
+def _last(values: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """Returns the last of the values that fits, where each fits that is before one that does."""
+    if not values or not fits(values[0]):
         return None
-    low, high = 1, 2
-    while high * step <= most and fits(high):
+    low, high = 0, 1
+    while high < len(values) and fits(values[high]):
         low, high = high, 2 * high
+    high = min(high, len(values))
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return min(low * step, most)
+        low, high = (middle, high) if fits(values[middle]) else (low, middle)
+    return values[low]
 
 
 def largest_rows(before: Plan) -> int | None:
     """Returns the most rows of a micro-batch that fit."""
-    return largest(before, "actor.mb_spec.rows_per_mb", 1, MOST_ROWS)
+    return largest(before, "actor.mb_spec.rows_per_mb", 1, 1, MOST_ROWS)
 
 
 def longest_row(before: Plan) -> int | None:
-    """Returns the longest row that fits with the config's rows per micro-batch."""
-    return largest(before, "actor.mb_spec.max_tokens_per_row", STEP, MOST_TOKENS)
+    """Returns the longest row that fits with the config's rows per micro-batch, and that holds an
+    episode.
+    """
+    return largest(before, "actor.mb_spec.max_tokens_per_row", _shortest_row(before), STEP, MOST_TOKENS)

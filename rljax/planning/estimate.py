@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +23,10 @@ class Plannable(Abilities, Protocol):
 
     config_class: type[EngineConfig] | None
 
+    def check_settings(self, config: Config, allocation: Allocation) -> None: ...
+
+    def context_length(self, config: Config) -> int | None: ...
+
     def planner(self) -> Planner | None: ...
 
 
@@ -37,6 +42,7 @@ class Group:
     footprint: Footprint
     usable: float  # bytes of a device
     in_turn: bool = False  # sampler and learner, of which the sampler lends its memory
+    problem: str = ""  # why the sampler would not start, whatever memory is left; "" if it would
 
     @property
     def margin(self) -> float:
@@ -45,7 +51,7 @@ class Group:
 
     @property
     def fits(self) -> bool:
-        return self.margin >= 0
+        return self.margin >= 0 and not self.problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +69,19 @@ class Request:
     completion: int | None = None  # tokens of an average completion; None: assumed
     teacher: ModelSpec | None = None  # of actor.distill.teacher
 
-    @property
+    @functools.cached_property
+    def allocation(self) -> Allocation:
+        """Pools on the topology's devices: without a sampler where it is elsewhere."""
+        found = parse(self.config.allocation_mode, self.find)
+        if not self.config.rollout.addr:
+            return found
+        return Allocation(None, found.learner and dataclasses.replace(found.learner, first_device=0))
+
+    @functools.cached_property
     def load(self) -> Load:
-        return Load.of(self.config, self.prompt, self.completion)
+        sampler = self.allocation.sampler
+        context = None if sampler is None else self.find(sampler.engine).context_length(self.config)
+        return Load.of(self.config, self.prompt, self.completion, context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +104,15 @@ def plan(request: Request) -> Plan:
     """Estimates memory and time.
 
     Raises UserError for an allocation that can't be read, that needs more devices than there are,
-    or whose engines can't be planned for or can't split the model so.
+    or whose engines can't be planned for, can't split the model so, or refuse the config.
     """
-    config, topology = request.config, request.topology
-    allocation = parse(config.allocation_mode, request.find)
-    if config.rollout.addr:  # the sampler is elsewhere
-        learner_alone = allocation.learner and dataclasses.replace(allocation.learner, first_device=0)
-        allocation = dataclasses.replace(allocation, sampler=None, learner=learner_alone)
+    config, topology, allocation = request.config, request.topology, request.allocation
     if allocation.devices > topology.devices:
         raise UserError(
             f"allocation_mode: {allocation} needs {allocation.devices} devices, and {topology.name} has {topology.devices}"
         )
+    for engine in allocation.engines:
+        request.find(engine).check_settings(config, allocation)
     sampler_pool, learner_pool = allocation.sampler, allocation.learner
     learner = None if learner_pool is None else _planner(request, learner_pool).learner(_job(request, learner_pool))
     shared = sampler_pool is not None and learner_pool is not None and sampler_pool.first_device == learner_pool.first_device
@@ -125,11 +139,11 @@ def _job(request: Request, pool: Pool, beside: float = 0.0) -> Job:
 def _groups(
     request: Request, allocation: Allocation, learner: LearnerPlan | None, sampler: SamplerPlan | None, shared: bool
 ) -> tuple[Group, ...]:
-    sides = []
+    sides, problem = [], "" if sampler is None else sampler.problem
     for name, pool, made in (("sampler", allocation.sampler, sampler), ("learner", allocation.learner, learner)):
         if pool is not None and made is not None:
             usable = _planner(request, pool).usable(request.topology.chip)
-            sides.append(Group(name, pool.size, made.footprint, usable))
+            sides.append(Group(name, pool.size, made.footprint, usable, problem=problem if made is sampler else ""))
     if not shared:
         return tuple(sides)
     one, other = sides
@@ -137,4 +151,4 @@ def _groups(
     lends = _planner(request, allocation.sampler).lends(request.config)
     combine = in_turn if lends else together
     footprint = combine(one.footprint, other.footprint)
-    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable), lends),)
+    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable), lends, problem),)

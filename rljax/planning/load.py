@@ -25,15 +25,17 @@ class Load:
     completion: int  # tokens, of which every one is trained on
 
     @classmethod
-    def of(cls, config: Config, prompt: int | None = None, completion: int | None = None) -> Load:
+    def of(cls, config: Config, prompt: int | None = None, completion: int | None = None, context: int | None = None) -> Load:
         """Assumes what is not given: train_dataset.max_length or PROMPT tokens of a prompt, and
-        SHARE of the longest completion.
+        SHARE of the longest completion, as far as rows and context have room for them.
+
+        Args:
+          context: most tokens that the sampler has room for; None: it sets no limit of its own.
         """
-        room = max(config.actor.mb_spec.max_tokens_per_row - config.gconfig.max_new_tokens, 1)
-        return cls(
-            prompt or min(config.train_dataset.max_length or PROMPT, room),
-            completion or max(round(SHARE * config.gconfig.max_new_tokens), 1),
-        )
+        row, longest = config.actor.mb_spec.max_tokens_per_row, config.gconfig.max_new_tokens
+        most = row if context is None else min(row, context)
+        prompt = prompt or min(config.train_dataset.max_length or PROMPT, max(most - longest, 1))
+        return cls(prompt, completion or max(min(round(SHARE * longest), most - prompt), 1))
 
     @property
     def tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,13 @@ from rljax.hf.spec import ModelSpec
 from rljax.planning.footprint import Footprint
 from rljax.planning.load import Load
 from rljax.planning.program import Program
+
+Chosen = Callable[[str], bool]
+
+
+def every(name: str) -> bool:
+    """Chooses every program."""
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +56,7 @@ class SamplerPlan:
     weights: float  # bytes per device that a decode step reads
     token: float  # bytes per device of a token's keys and values
     efficiency: float  # share of the chip's bandwidth that decoding by this engine was measured to reach
+    problem: str = ""  # why it would not start, whatever memory is left; "" if it would
 
 
 class Planner(Protocol):
@@ -71,11 +79,21 @@ class Planner(Protocol):
         ...
 
     def smaller(self, config: Config) -> Mapping[str, object]:
-        """Returns keys of the engine's own section and values with which it would need less."""
+        """Returns keys of the engine's own section and values with which it would need less.
+
+        Those that its `check_settings` refuses are left out by the caller.
+        """
+        ...
+
+    def require_compiler(self, topology: Topology) -> None:
+        """Checks that `programs` has what it needs for a topology; compiles nothing.
+
+        Raises UserError for devices that can't be compiled for, or a package that is not installed.
+        """
         ...
 
     def programs(
-        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, only: str = ""
+        self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
         """Compiles the programs of a side for devices that are not there, one by one, or runs its
         step on tensors without data. Needs the engine's framework, but no weights.
@@ -83,8 +101,7 @@ class Planner(Protocol):
         Args:
           side: "learner" or "sampler".
           model_dir: directory with config.json.
-          only: regular expression; programs whose names don't match all of it are left out.
-            Empty: all.
+          chosen: asked for each program by its name; those that it declines are left out.
 
         Yields nothing where the engine has no way to do it. Raises UserError for devices that can't
         be compiled for, or a program that lacks the kernel of its attention.

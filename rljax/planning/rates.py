@@ -1,4 +1,4 @@
-"""Time of a step by roofline: which side waits, and which split of the devices would balance them."""
+"""Time of a step by roofline, and which side waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Rates:
     requests: int  # decoded at once, on all replicas
     step_seconds: float
     waits: str  # the side that is idle in part of a step; "" if they take turns, or one is not planned for
-    split: tuple[int, int] | None  # devices of sampler and learner that balance them; None if they share theirs
     lag: int  # max_head_offpolicyness with which a longest completion holds up nobody
     device_hours: float | None  # of the run; None if total_train_steps is not set
 
@@ -69,7 +68,6 @@ def rates_of(
         requests=requests * replicas,
         step_seconds=step,
         waits="" if not both else "learner" if samples > learns else "sampler",
-        split=_split(topology.devices, allocation, learns, samples) if both else None,
         lag=math.ceil(config.gconfig.max_new_tokens * decode / step) if step else 0,
         device_hours=None if config.total_train_steps is None else config.total_train_steps * step * allocation.devices / 3600,
     )
@@ -100,15 +98,3 @@ def _decode_seconds(spec: ModelSpec, topology: Topology, tensor: int, load: Load
     traffic = sampler.weights + requests * sampler.token * (load.prompt + load.completion / 2)
     flops = 2.0 * parameter_count(spec) * requests / tensor
     return max(traffic / topology.bandwidth, flops / topology.chip.flops) / sampler.efficiency
-
-
-def _split(devices: int, allocation: Allocation, learns: float, samples: float) -> tuple[int, int] | None:
-    """Returns the devices of sampler and learner with the shortest step, where both sides scale."""
-    sampler, learner = allocation.sampler, allocation.learner
-    assert sampler is not None and learner is not None
-    unit = learner.tensor * learner.context
-    options = [
-        (count, devices - count) for count in range(sampler.tensor, devices, sampler.tensor) if (devices - count) % unit == 0
-    ]
-    work = samples * sampler.size, learns * learner.size
-    return min(options, key=lambda pair: max(work[0] / pair[0], work[1] / pair[1]), default=None)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rljax.chips import GIB
-from rljax.planning.changes import Change, largest_rows, longest_row
+from rljax.config.schema import Config
+from rljax.planning.balance import balanced
+from rljax.planning.changes import Change, changes, largest_rows, longest_row
 from rljax.planning.estimate import Group, Plan
 
 CHANGES = 8  # lines of changes, at most
@@ -16,17 +18,22 @@ CHANGES = 8  # lines of changes, at most
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A plan, what would need less, and the largest micro-batch that fits."""
+    """A plan, what would need less, the largest micro-batch that fits, and the best split."""
 
     plan: Plan
     changes: Sequence[Change]
     rows: int | None  # most rows of a micro-batch; None if not even one fits, or there is no learner
     tokens: int | None  # longest row; None likewise
+    balanced: Plan | None  # split of all devices with the shortest step; None if none fits, or nobody waits
 
     @classmethod
-    def of(cls, plan: Plan, changes: Sequence[Change]) -> Report:
-        learns = plan.learner is not None
-        return cls(plan, changes, largest_rows(plan) if learns else None, longest_row(plan) if learns else None)
+    def of(cls, plan: Plan, host: int | None = None) -> Report:
+        """Looks for changes, the largest micro-batch and the best split.
+
+        host: devices of a host; None: all are of one.
+        """
+        rows, tokens = (None, None) if plan.learner is None else (largest_rows(plan), longest_row(plan))
+        return cls(plan, changes(plan), rows, tokens, balanced(plan, host))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -36,6 +43,7 @@ class Report:
         chip, load = request.topology.chip, request.load
         devices = f"{request.topology.devices} devices of {_gib(request.topology.memory)}"
         yield f"{request.topology.name}: {devices}, {plan.allocation}"
+        yield f"  {_trained(request.config)}"
         yield f"  prompts of {load.prompt} tokens, completions of {load.completion} (--prompt_tokens, --completion_tokens)"
         for group in plan.groups:
             yield from _group_lines(group)
@@ -62,24 +70,43 @@ class Report:
                 f"  sampler: {rates.sampler_tokens:,.0f} tokens/s, {rates.sampler_seconds:.3g} s per step;"
                 f" {rates.requests} requests at once, {1e3 * rates.decode_seconds:.3g} ms per token of each"
             )
-        if rates.waits and rates.split is not None:
-            sampler, learner = rates.split
-            yield f"  the {rates.waits} waits; balanced: {sampler} devices to sample, {learner} to learn"
+        if rates.waits:
+            yield f"  the {rates.waits} waits; {self._split_line()}"
         if rates.sampler_seconds and rates.learner_seconds:
             yield f"  a longest completion takes the time of {rates.lag} steps (rollout.max_head_offpolicyness)"
         hours = "total_train_steps is not set" if rates.device_hours is None else f"{rates.device_hours:.3g} device-hours"
         yield f"  step: {rates.step_seconds:.3g} s; run: {hours}"
+
+    def _split_line(self) -> str:
+        better, devices = self.balanced, self.plan.request.topology.devices
+        if better is None:
+            return f"no split of the {devices} devices fits"
+        assert better.rates is not None and self.plan.rates is not None  # one waits for the other
+        if better.rates.step_seconds >= self.plan.rates.step_seconds:
+            return f"no split of the {devices} devices that fits has a shorter step"
+        return f"balanced: --config.allocation_mode='{better.allocation}', {better.rates.step_seconds:.3g} s per step"
 
     def json(self) -> dict[str, Any]:
         """Returns the report as plain values, bytes per device and seconds."""
         return plan_json(self.plan) | {
             "largest_rows_per_mb": self.rows,
             "largest_max_tokens_per_row": self.tokens,
+            "balanced": None if self.balanced is None else str(self.balanced.allocation),
             "changes": [
                 {"key": change.key, "value": change.value, "saved": change.saved, "fits": change.plan.fits}
                 for change in self.changes
             ],
         }
+
+
+def _trained(config: Config) -> str:
+    """Says the dtype and sizes of a config in a line: it may have them from another one."""
+    rows = config.actor.mb_spec
+    return (
+        f"{config.actor.dtype}; micro-batches of {rows.rows_per_mb} x {rows.max_tokens_per_row} tokens;"
+        f" steps of {config.batch_size} prompts, {config.gconfig.n_samples} completions each,"
+        f" of up to {config.gconfig.max_new_tokens} tokens"
+    )
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -90,6 +117,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "allocation": str(plan.allocation),
         "fits": plan.fits,
         "gradient_checkpointing": None if plan.learner is None else plan.learner.remat,
+        "dtype": request.config.actor.dtype,
         "prompt_tokens": request.load.prompt,
         "completion_tokens": request.load.completion,
         "groups": [_group_json(group) for group in plan.groups],
@@ -103,6 +131,8 @@ def _group_lines(group: Group) -> Iterator[str]:
     yield f"  {group.name}, {group.devices} devices: {peak}, fullest: {footprint.fullest}"
     for name, size in footprint.components.items():
         yield f"    {name:36} {_gib(size):>10}"
+    if group.problem:
+        yield f"    does not start: {group.problem}"
 
 
 def _group_json(group: Group) -> dict[str, Any]:
@@ -115,6 +145,7 @@ def _group_json(group: Group) -> dict[str, Any]:
         "usable": None if math.isinf(group.usable) else group.usable,
         "fullest": footprint.fullest,
         "in_turn": group.in_turn,
+        "problem": group.problem,
         "components": footprint.components,
         "moments": moments,
     }
@@ -130,7 +161,8 @@ def _margins(groups: Sequence[Group]) -> str:
 
 def _margin(group: Group) -> str:
     share = 100 * abs(group.margin) / group.usable
-    return f"{_gib(abs(group.margin))} {'left' if group.fits else 'too much'} ({share:.0f}%)"
+    left = f"{_gib(abs(group.margin))} {'left' if group.margin >= 0 else 'too much'} ({share:.0f}%)"
+    return f"{left}, and does not start" if group.problem else left
 
 
 def _or_none(count: int | None) -> str:

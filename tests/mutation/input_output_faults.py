@@ -232,7 +232,22 @@ GOES_IN = (
     *_seen_by(
         "in: a plan of a model whose layers it does not know",
         f"{UNIT}/planning/test_planning.py",
-        ("rljax/planning/model_shape.py", 'if family not in MODEL_TYPES and "vision_config" not in described:', "if False:"),
+        ("rljax/planning/model_shape.py", "if not _has_shape(described):", "if False:"),
+    ),
+    *_seen_by(
+        "in: a job on several hosts that its run would refuse",
+        f"{UNIT}/launching/test_job.py",
+        ("rljax/launching/job.py", "        find_plugin(engine).check_settings(config, pools)\n", "        pass\n"),
+        ("rljax/launching/job.py", "            planner.usable(hosts.topology.chip)\n", "            pass\n"),
+        ("rljax/launching/job.py", "    _check_learner(config, where, learns)\n", ""),
+        ("rljax/launching/job.py", "        raise UserError(problem)\n", "        pass\n"),
+        ("rljax/launching/job.py", "    _check_sampler(config, where, share)\n", ""),
+    ),
+    *_seen_by(
+        "in: a job on several hosts that its run would refuse",
+        f"{UNIT}/launching/test_files.py",
+        ("rljax/launching/slurm.py", "if not value and name not in ALONE:", "if False:"),
+        ("rljax/launching/slurm.py", "{_quoted(f'--{option}')}", "{f'--{option}'}"),
     ),
     *_seen_by(
         "in: the text model inside an image-text one is not found",

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from rljax.backends.jax.attention.interface import Bounds, Problem, Window, by_window, per_device, starts_of_segments
+from rljax.backends.jax.platforms import lacking
 
 JAX_VERSIONS = ((0, 11), (0, 12))  # from, to before
 HOPPER = (9, 0)
@@ -71,8 +72,9 @@ class CudnnAttention:
     name: str = "cudnn"
 
     def refusal(self, problem: Problem) -> str | None:
-        if problem.platform != "gpu" or problem.capability is None:
-            return "it needs an NVIDIA GPU"
+        if reason := lacking(self.name, problem.platform if problem.capability else "another GPU's"):
+            return reason
+        assert problem.capability is not None
         if problem.capability < HOPPER:
             return f"it needs compute capability 9.0 (Hopper) for packed rows, and this GPU is {_dotted(problem.capability)}"
         if problem.dtype not in DTYPES:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from rljax.backends.jax.attention.interface import Bounds, Problem, Window, by_window, per_device
+from rljax.backends.jax.platforms import lacking
 
 TILE = 128  # tokens; lanes of a vector register
 BLOCKS = (512, 256, TILE)  # tokens of query and key blocks, the first that divides the row
@@ -31,8 +32,8 @@ class SplashAttention:
     interpret: bool = False
 
     def refusal(self, problem: Problem) -> str | None:
-        if problem.platform != "tpu" and not self.interpret:
-            return "it needs a TPU"
+        if not self.interpret and (reason := lacking(self.name, problem.platform)):
+            return reason
         if problem.dtype not in ("bfloat16", "float32"):
             return f"it computes in bfloat16 or float32, not {problem.dtype}"
         return None

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 
 from rljax.backends.jax.attention.interface import Bounds, Problem, Window, per_device, starts_of_segments
+from rljax.backends.jax.platforms import lacking
 
 VERSIONS = ("0.0.17",)
 HOPPER = (9, 0)
@@ -34,8 +35,9 @@ class TokamaxAttention:
     kernel: str = ""  # of tokamax; empty: that of the GPU
 
     def refusal(self, problem: Problem) -> str | None:
-        if problem.platform != "gpu" or problem.capability is None:
-            return "it needs an NVIDIA GPU"
+        if reason := lacking(self.name, problem.platform if problem.capability else "another GPU's"):
+            return reason
+        assert problem.capability is not None
         if problem.capability < AMPERE:
             return "it needs compute capability 8.0 or above"
         if problem.dtype not in ("bfloat16", "float16"):

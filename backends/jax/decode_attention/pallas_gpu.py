@@ -24,6 +24,7 @@ from jax import Array
 
 from rljax.backends.jax.decode_attention.groups import HEAD, MEMBERS, PARTS, Groups
 from rljax.backends.jax.decode_attention.interface import MASKED, DecodeAttention, Pages, Places, Problem
+from rljax.backends.jax.platforms import lacking
 
 SMALLEST_BLOCK_Q, LARGEST_BLOCK_Q = 16, 64  # queries, heads of a group counted
 SMALLEST_DIM, LARGEST_DIM = 16, 256
@@ -60,8 +61,8 @@ class PallasGpu(DecodeAttention):
     def refusal(self, problem: Problem) -> str | None:
         half = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
         dim, page = problem.head_dim, problem.page_size
-        if problem.platform != "gpu":
-            return f"runs on GPUs, and the devices are of {problem.platform}"
+        if reason := lacking(self.name, problem.platform):
+            return reason
         if problem.dtype not in half or problem.cache_dtype != problem.dtype:
             return (
                 "needs jax.sampler_dtype and jax.cache_dtype to be the same one of bfloat16 and float16, "

@@ -22,6 +22,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from rljax.backends.jax.decode_attention.interface import DecodeAttention, Places, Problem
+from rljax.backends.jax.platforms import lacking
 
 LANES = 128  # dimensions of a head that are multiplied at once
 TILE = 8  # heads: fewer are tiled as a power of two, more as a multiple of it
@@ -50,8 +51,8 @@ class PallasTpu(DecodeAttention):
     def refusal(self, problem: Problem) -> str | None:
         single, half = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
         page, heads, shards = problem.page_size, problem.kv_heads, problem.head_shards
-        if problem.platform != "tpu":
-            return f"runs on TPUs, and the devices are of {problem.platform}"
+        if reason := lacking(self.name, problem.platform):
+            return reason
         if problem.dtype not in (single, half) or problem.cache_dtype != problem.dtype:
             return (
                 "needs jax.sampler_dtype and jax.cache_dtype to be the same one of bfloat16 and float32, "

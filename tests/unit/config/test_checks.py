@@ -48,6 +48,17 @@ def test_sound_config_passes():
     config_checks.check(config_with())
 
 
+@pytest.mark.parametrize(
+    ("targets", "what"),
+    [("('q_proj','foo')", "no projection named 'foo'"), ("('q',)", "no projection named 'q'"), ("()", "empty")],
+)
+def test_adapters_are_of_projections_that_there_are(targets, what):
+    override = f"actor.lora.target_modules={targets}"
+    assert refusal(override, "actor.lora.rank=8").startswith(f"actor.lora.target_modules: {what} (one of q_proj, ")
+    config_checks.check(config_with(override))  # without adapters they mean nothing
+    config_checks.check(config_with("actor.lora.target_modules=('down_proj',)", "actor.lora.rank=8"))
+
+
 # What breaks each rule, and how its message begins.
 RULES = config_checks.RULES + config_checks.EVALUATION_RULES + config_checks.RL_RULES  # in the order of the check
 EVALUATED = ("evaluator.freq_steps=5", "valid_dataset.path=data")

@@ -8,7 +8,9 @@ from rljax.launching.job import Job, Where, job_of
 
 
 def config_of(mode: str, **keys: object):
-    changes = [("allocation_mode", mode), *((key.replace("__", "."), str(value)) for key, value in keys.items())]
+    """Returns the quickstart's config with a model whose shape is not known here."""
+    elsewhere = [("actor.init_from_scratch", "False"), ("actor.path", "model")]
+    changes = [("allocation_mode", mode), *elsewhere, *((key.replace("__", "."), str(value)) for key, value in keys.items())]
     return io.resolve(io.load("quickstart", changes))
 
 

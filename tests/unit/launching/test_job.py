@@ -1,16 +1,20 @@
 """Processes of a run on several hosts, worked out from its config and a topology."""
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
+from rljax.config import io
 from rljax.config.allocation import parse as parse_allocation
 from rljax.engine import find_plugin
 from rljax.engine.rank import from_environment
 from rljax.errors import UserError
+from rljax.hf.shapes import shape_of
 from rljax.launching.host import Place, processes_of
 from rljax.launching.hosts import SLICES, Hosts, parse, single_host
-from rljax.launching.job import Job
+from rljax.launching.job import Job, Where, job_of
 from rljax.multiprocess import find_rank
 from tests.unit.launching.jobs import config_of, made
 
@@ -83,11 +87,19 @@ def test_the_runs_own_check_refuses_another_number_of_processes(monkeypatch):
     [
         (("sglang:d16|fsdp:f16", "h100:16"), "shares its devices"),
         (("jax:f16", "v5e:4x4"), "shares its devices"),
+        (("jax:d1", "h100:16"), "--topology: h100:16 is 2 hosts of 8 devices, and jax:d1 takes 1 in all, which one host has"),
+        (("sglang:d4+fsdp:f4", "h100:16"), "and sglang:d4+fsdp:f4 takes 8 in all"),
         (("sglang:d8+fsdp:f8", "h100:16"), "--topology: h100:16 has 16 devices, and fsdp:f8 learns on 8"),
         (("sglang:d8+fsdp:f32", "h100:16"), "and fsdp:f32 learns on 32"),
         (("sglang:d1t16+fsdp:f16", "h100:16"), "a replica of sglang:t16 takes 16 devices"),
         (("jax:d1t8+jax:f16", "v5p:2x2x4"), "a replica of jax:t8 takes 8 devices, and a host of v5p:2x2x4 has 4"),
-        (("jax:d8+jax:f8", "h100:16"), "and jax:f8 learns on 8"),  # the sampler leaves the first host no device
+        (("sglang:d8+fsdp:f8", "h100:16"), "does not count, as sglang is not in the processes of fsdp"),
+        (("jax:d8+jax:f8", "h100:16"), "and jax:f8 learns on 8; "),
+        (("jax:d4+jax:f12", "v5e:4x4"), "as jax:d4 would leave the first host none of its 4 devices"),
+        (("jax:d2+jax:f12", "v5e:4x4"), "as jax:d2+jax:f12 is 14 devices"),
+        (("sglang:d8+fsdp:f16", "v6e:4x4"), "v6e is a TPU, and fsdp and sglang run on GPUs"),
+        (("sglang:d4+fsdp:f4", "v5e:2x4"), "v5e is a TPU, and fsdp and sglang run on GPUs"),
+        (("sglang:d4+jax:f16", "v5e:4x4"), "v5e is a TPU, and fsdp and sglang run on GPUs"),
         (("jax:d2+jax:f10", "h100:12"), "no number of whole hosts of 8"),
         (("jax:d2+jax:f14", "v5e:16"), "is no slice of v5e"),
         (("jax:d2+jax:f14", "v5p:4x4"), "is no slice of v5p"),
@@ -100,6 +112,61 @@ def test_what_the_hosts_cannot_hold_is_refused_in_one_line(case, line):
     with pytest.raises(UserError, match=re.escape(line)) as refused:
         made(*case)
     assert "\n" not in str(refused.value)
+
+
+def test_what_an_engine_refuses_wherever_it_runs_is_refused_here():
+    with pytest.raises(UserError, match=r"sglang\.release_memory: is for synchronous runs"):
+        made("sglang:d4|fsdp:f4", "h100:8", sglang__release_memory=True)
+    made("sglang:d4|fsdp:f4", "h100:8", sglang__release_memory=True, rollout__max_head_offpolicyness=0)
+
+
+def test_a_server_that_would_not_start_is_refused_once_the_model_is_known():
+    """32 billion parameters are 61 GiB in bfloat16, and 0.425 of an H100's 79 GiB is 34."""
+    case, share = ("sglang:d8+fsdp:f16", "h100:16"), {"sglang__mem_fraction_static": 0.425}
+    known = {"model": shape_of("qwen3-32b")}
+    with pytest.raises(UserError, match=r"sglang\.mem_fraction_static=0\.425 is 33\.\d\d GiB"):
+        made(*case, where=known, **share)
+    made(*case, where=known)
+
+
+# allocation_mode and topology, of which a 576 wide model of 9 heads can't be split so
+SPLITS = {
+    ("jax:d2+jax:f14", "v5e:4x4"): "f14 does not divide the model's 576 elements",
+    ("jax:f5", "h100:8"): "f5 does not divide the model's 576 elements",
+    ("jax:d8+jax:f8t2", "h100:16"): "t2 does not divide the model's 9 attention heads",
+    ("jax:d4t2+jax:f16", "v5p:2x2x4"): "t2 does not divide the model's 9 attention heads",  # of the servers
+    ("sglang:d4+fsdp:f8t2", "h100:16"): "t2 does not divide the model's 9 attention heads",
+}
+
+
+@pytest.mark.parametrize("case", SPLITS, ids=str)
+def test_a_split_that_the_model_does_not_have_is_refused_once_the_model_is_known(case):
+    """By the engine's own planner, as a plan refuses it."""
+    known, slots = {"model": shape_of("smollm2-135m")}, {"jax__slots": 320}  # which all of these share evenly
+    made(*case, **slots)
+    with pytest.raises(UserError, match=re.escape(SPLITS[case])):
+        made(*case, where=known, **slots)
+    made("jax:d2+jax:d7f2", "v5e:4x4", where=known)
+
+
+def examples():
+    """Yields the commands that the page and --help show."""
+    repository = Path(__file__).resolve().parents[3]
+    for path in ("docs/launch.md", "experiments/launch.py"):
+        text = (repository / path).read_text()
+        for command in re.findall(r"python -m experiments\.launch (.*(?<!\\))$", text.replace("\\\n", ""), re.MULTILINE):
+            yield dict(word.removeprefix("--").partition("=")[::2] for word in shlex.split(command))
+
+
+def test_the_examples_are_of_jobs_that_can_be_started():
+    found = list(examples())
+    assert len(found) == 4
+    for flags in found:
+        keys = [(name.removeprefix("config."), value) for name, value in flags.items() if name.startswith("config.")]
+        config = io.resolve(io.load(flags["config"], keys))
+        hosts = Hosts.of(parse(flags["topology"]), None)
+        job = job_of(config, Where(hosts=hosts, arguments=[], model=shape_of("smollm2-135m")))
+        assert job.train.hosts > 1 and job.serve is not None
 
 
 def test_servers_that_run_already_are_not_started(tmp_path):

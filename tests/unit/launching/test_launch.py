@@ -48,6 +48,8 @@ def test_files_are_written_for_the_ways_that_are_asked_for_and_no_framework_is_n
         ((*SERVERS, "--to=gke", "--claim=c"), "--image: missing, and --to=gke needs it"),
         ((*SERVERS, "--to=gke", "--claim=c", "--image=i"), "is not below --mount=/data"),
         ((*SERVERS, "--env=HF_TOKEN=abc"), "--env: HF_TOKEN is a secret"),
+        ((*SERVERS, "--env=A B=1"), "--env: 'A B=1' is not NAME=VALUE"),
+        (("--topology=h100:8", "--config.allocation_mode=jax:f5"), "f5 does not divide the model's 192 elements"),
     ],
 )
 def test_what_is_missing_is_named_in_one_line_and_nothing_is_written(tmp_path, arguments, line):

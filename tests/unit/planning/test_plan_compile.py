@@ -2,6 +2,11 @@
 
 import importlib.metadata
 import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +15,12 @@ from rljax.config import io
 from rljax.engine import find_plugin
 from rljax.engines.jax.hlo import needed
 from rljax.errors import UserError
-from rljax.experiments.plan_compile import compile_plan, side_by_side
+from rljax.experiments.plan_compile import Selection, compile_plan, require_compilers, side_by_side
 from rljax.hf.shapes import shape_of
 from rljax.planning.changes import changes
 from rljax.planning.estimate import Request, plan
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = [
     ("actor.mb_spec.max_tokens_per_row", "256"),
     ("gconfig.max_new_tokens", "64"),
@@ -25,7 +31,9 @@ SMALL = [
 
 
 def plan_of(mode, topology, shape="tiny", extra=()):
-    config = io.load("base", [("allocation_mode", mode), *SMALL, *extra])
+    config = io.load(
+        "base", [("actor.path", shape), ("train_dataset.path", "task:add"), ("allocation_mode", mode), *SMALL, *extra]
+    )
     return plan(Request(config, shape_of(shape), Topology.parse(topology), find_plugin, 64, 64))
 
 
@@ -47,6 +55,57 @@ def test_without_the_cuda_plugin_the_extra_is_named():
 def test_a_plan_of_servers_alone_has_nothing_to_compile():
     with pytest.raises(UserError, match=r"^--compile: the engines of sglang:d1 have no programs"):
         next(compile_plan(plan_of("sglang:d1", "h100:1")))
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="left out: the plugin is there")
+def test_compilers_of_all_plans_are_looked_for_and_servers_need_none():
+    require_compilers([plan_of("sglang:d1", "h100:1")])
+    with pytest.raises(UserError, match=r"^--topology: h100:2 needs the CUDA plugin"):
+        require_compilers([plan_of("sglang:d1", "h100:1"), plan_of("sglang:d1+jax:d1", "h100:2")])
+
+
+def command(*arguments):
+    line = [sys.executable, "-m", "experiments.plan", "--config=base", "--shape=tiny", "--compile", "--json", *arguments]
+    return subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HAS_CUDA, reason="left out: the plugin is there")
+def test_without_a_compiler_nothing_is_compiled():
+    """Of h200 neither, which is named first and needs torch alone."""
+    done = command("--config.allocation_mode=jax:d1+fsdp:d1", "--topology=h200:2", "--topology=h100:2")
+    assert (done.returncode, done.stdout) == (1, "") and "rljax[cuda]" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_what_ends_a_compilation_leaves_the_plans_of_all_topologies():
+    topologies = ["h100:2", "h200:2"]
+    arguments = [f"--topology={name}" for name in topologies]
+    done = command("--config.allocation_mode=sglang:d1+fsdp:d1", "--programs=score", *arguments)
+    assert done.returncode == 1 and re.search(r"--programs: 'score' matches no .*one of update\)\n$", done.stderr)
+    assert [(each["topology"], each["programs"]) for each in json.loads(done.stdout)] == [(name, []) for name in topologies]
+
+
+@pytest.mark.parametrize(
+    ("only", "line"),
+    [
+        ("(", r"--programs: '\(' is no regular expression: missing \), unterminated subpattern"),
+        ("zzz", r"--programs: 'zzz' matches no program of fsdp:d1 \(one of update, decode\)"),
+        ("updat", r"--programs: 'updat' matches no program of fsdp:d1"),
+    ],
+)
+def test_a_choice_of_no_programs_names_those_that_there_are(only, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        _choose(only)
+    for some in ("update|zzz", "upd.*", ""):
+        _choose(some)
+
+
+def _choose(only):
+    selection = Selection(only)
+    chosen = [name for name in ("update", "decode") if selection(name)]
+    selection.check("fsdp:d1")
+    assert "update" in chosen
 
 
 @pytest.mark.slow

@@ -12,12 +12,14 @@ import pytest
 from jax.experimental.pallas import tpu as pallas_tpu
 
 from rljax.backends.jax.parameters import parameters
+from rljax.backends.jax.platforms import PLATFORMS
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
 from rljax.batching.compaction import compact, kept
 from rljax.chips import CHIPS, GIB, Topology, chip_of
-from rljax.config import io
+from rljax.config import checks, io
 from rljax.engine import find_plugin
 from rljax.engines.jax.cache_size import shard_bytes
+from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
@@ -25,7 +27,9 @@ from rljax.experiments.bench.plan_cases import learners, samplers
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
+from rljax.launching.hosts import host_of
 from rljax.metrics.mean import Mean
+from rljax.planning.balance import balanced
 from rljax.planning.changes import changed, changes, largest_rows, longest_row
 from rljax.planning.estimate import Request, plan
 from rljax.planning.footprint import Footprint, in_turn, together
@@ -43,7 +47,7 @@ LEARNER_ALONE = {"rollout.addr": "host:1"}
 
 def request_of(mode, shape="qwen3-0.6b", topology="h100:8", prompt=512, completion=512, find=find_plugin, **keys):
     pairs = [(name, json.dumps(value) if isinstance(value, bool) else str(value)) for name, value in keys.items()]
-    config = io.load("base", [("allocation_mode", mode), *pairs])
+    config = io.load("base", [("actor.path", shape), ("train_dataset.path", "task:add"), ("allocation_mode", mode), *pairs])
     return Request(config, shape_of(shape), Topology.parse(topology), find, prompt, completion)
 
 
@@ -130,6 +134,8 @@ def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(
         "master weights": 4 * adapters,
         "Adam moments": 8 * adapters,
     }
+    shared = learner_of(f"{engine}:d1", **{"actor.lora.rank": rank, "actor.kl_ctl": 0.1}).resident  # its base
+    assert shared == found | {"reference": 2 * adapters}
 
 
 ROW = {"actor.mb_spec.max_tokens_per_row": 16384, **ONE_EPISODE}
@@ -291,6 +297,7 @@ def test_a_sampler_that_is_split_by_fsdp_joins_no_matrices_but_gathers_the_unemb
 def test_on_a_gpu_a_sampler_that_is_split_by_fsdp_gathers_its_weights_ahead(shape, dtype, slots, context, compiled):
     """GiB of the decode step over 8 as XLA's compiler has it, with jax 0.11.2 (docs/plan.md)."""
     keys = {"jax.sampler_dtype": dtype, "jax.cache_dtype": dtype, "jax.slots": slots, "jax.context_length": context}
+    keys["gconfig.max_new_tokens"] = 4
     footprint = plan_of("jax:f8", shape=shape, **keys).sampler.footprint
     decoding = footprint.moments["decoding"]
     size = {"float32": 4, "bfloat16": 2}[dtype]
@@ -351,16 +358,121 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not(mode):
         assert at and not beyond, key
 
 
-def test_the_side_that_is_slower_keeps_the_other_waiting_and_the_split_evens_it_out():
+def test_the_side_that_is_slower_keeps_the_other_waiting():
     fast = plan_of("sglang:d7+fsdp:f1", shape="qwen3-1.7b").rates
     slow = plan_of("sglang:d1+fsdp:f7", shape="qwen3-1.7b", **{"gconfig.max_new_tokens": 512}).rates
     assert fast.waits == "sampler" and fast.step_seconds == fast.learner_seconds
     assert slow.step_seconds == max(slow.learner_seconds, slow.sampler_seconds)
-    for sampler, learner in (fast.split, slow.split):
-        even = plan_of(f"sglang:d{sampler}+fsdp:f{learner}", shape="qwen3-1.7b").rates
-        assert sampler + learner == 8 and even.step_seconds < fast.step_seconds
     shared = plan_of("sglang:d1|fsdp:d1", shape="qwen3-1.7b", **{"sglang.mem_fraction_static": 0.3}).rates
     assert shared.step_seconds == shared.learner_seconds + shared.sampler_seconds and not shared.waits
+
+
+@pytest.mark.parametrize(("mode", "keys"), [("sglang:d7+fsdp:f1", {}), ("sglang:d1+fsdp:f7", {}), ("jax:f4+jax:f4", {})])
+def test_the_balanced_split_is_the_fastest_of_those_that_fit(mode, keys):
+    shape = "llama3.1-8b"
+    sampler, learner = (pool.split(":") for pool in mode.split("+"))
+    steps = {}
+    for count in range(1, 8):
+        split = f"{sampler[0]}:{sampler[1][0]}{count}+{learner[0]}:{learner[1][0]}{8 - count}"
+        try:
+            each = plan_of(split, shape=shape, **keys)
+        except UserError:  # jax:f3 of 4096
+            continue
+        if each.fits:
+            steps[str(each.allocation)] = each.rates.step_seconds
+    found = balanced(plan_of(mode, shape=shape, **keys))
+    assert found.rates.step_seconds == min(steps.values()) == steps[str(found.allocation)]
+
+
+@pytest.mark.parametrize(("topology", "host"), [("h100:24", 8), ("v6e:4x4", 4)])
+def test_of_several_hosts_the_balanced_split_gives_each_to_one_side(topology, host):
+    engine = "jax" if topology.startswith("v6e") else "sglang"
+    mode = f"{engine}:d{host}+{'jax' if engine == 'jax' else 'fsdp'}:f{host}"
+    found = balanced(plan_of(mode, shape="qwen3-1.7b", topology=topology), host_of(Topology.parse(topology)))
+    assert host_of(Topology.parse(topology)) == host
+    assert found.allocation.sampler.size % host == found.allocation.learner.size % host == 0
+    assert found.allocation.devices == Topology.parse(topology).devices
+
+
+def test_no_split_is_balanced_where_none_fits_or_the_sides_share_their_devices():
+    large = plan_of("jax:f8+jax:f8", shape="qwen3-32b", topology="v6e:4x4")
+    assert large.rates.waits and balanced(large) is None and "no split of the 16 devices fits" in str(Report.of(large))
+    assert balanced(plan_of("jax:f8", shape="qwen3-0.6b")) is None
+
+
+LONG = {"actor.mb_spec.max_tokens_per_row": 32768, "jax.context_length": 32768, "gconfig.max_new_tokens": 31000}
+CRITIC = {  # of llama3.1-8b, on four H100s: rows come to about 2,700 tokens
+    **{
+        "actor.dtype": "float32",
+        "actor.adv_estimator": "gae",
+        "actor.reward_norm.mean_level": "none",
+        "critic.optimizer.lr": 1e-3,
+    },
+    **{"gconfig.max_new_tokens": 4, "actor.gradient_checkpointing": "none"},
+}
+HINTED = {  # shape, topology, allocation_mode, keys
+    "a row of 64": (
+        *("llama3.1-8b", "h100:8", "sglang:d4+fsdp:f4"),
+        CRITIC | {"actor.mb_spec.max_tokens_per_row": 64, "actor.mb_spec.rows_per_mb": 24},
+    ),
+    "no row is shorter": ("smollm2-135m", "h100:1", "jax:d1", LONG),
+    "a large cache": ("qwen3-0.6b", "h100:1", "jax:d1", LONG),
+    "many slots": ("qwen3-8b", "v5p:2x2x2", "jax:f8", LONG | {"jax.slots": 512}),
+    "long prompts": (
+        "qwen3-0.6b",
+        "h100:2",
+        "jax:d1+fsdp:d1",
+        {"train_dataset.max_length": 1500, "actor.mb_spec.rows_per_mb": 99},
+    ),
+    "rows in several devices": ("llama3.1-8b", "v6e:4x4", "jax:f8+jax:f8", {}),
+}
+
+
+@pytest.mark.parametrize("case", HINTED)
+def test_each_hint_is_one_that_a_run_takes_and_says_what_becomes_of_it(case):
+    shape, topology, mode, keys = HINTED[case]
+    request = request_of(mode, shape=shape, topology=topology, prompt=None, completion=None, **keys)
+    report = Report.of(plan(request))
+    rows = request.config.actor.mb_spec
+    hints = [(change.key, change.value, change.plan.fits) for change in report.changes]
+    hints += [("allocation_mode", str(report.balanced.allocation), True)] if report.balanced else []
+    for key, found, own in (
+        ("actor.mb_spec.rows_per_mb", report.rows, rows.rows_per_mb),
+        ("actor.mb_spec.max_tokens_per_row", report.tokens, rows.max_tokens_per_row),
+    ):
+        hints += [] if found is None else [(key, found, True)]
+        assert not report.plan.fits or found >= own
+    for key, value, fits in hints:
+        config = changed(request, key, value)
+        checks.check(config)
+        again = plan(dataclasses.replace(request, config=config))
+        assert again.fits == fits, key
+    assert report.plan.fits or any(fits for *_, fits in hints)
+
+
+@pytest.mark.parametrize(("rows", "own"), [(24, 64), (12, 130), (43, 64)])
+def test_the_longest_row_is_a_multiple_if_one_fits_and_no_shorter_than_a_row_that_fits(rows, own):
+    keys = CRITIC | {"actor.mb_spec.rows_per_mb": rows, "actor.mb_spec.max_tokens_per_row": own}
+    before = plan_of("sglang:d4+fsdp:f4", shape="llama3.1-8b", prompt=16, completion=4, **keys)
+    found = longest_row(before)
+
+    def fits(tokens):
+        config = changed(before.request, "actor.mb_spec.max_tokens_per_row", tokens)
+        return plan(dataclasses.replace(before.request, config=config)).fits
+
+    assert fits(found) and not fits(found + (128 if found >= 128 else 1))
+    assert found >= own or not before.fits
+
+
+@pytest.mark.parametrize(
+    ("key", "case"), [("jax.cache_tokens", "a large cache"), ("jax.slots", "a large cache"), ("jax.cache_tokens", "many slots")]
+)
+def test_a_number_is_halved_until_it_fits_and_no_further(key, case):
+    shape, topology, mode, keys = HINTED[case]
+    before = plan_of(mode, shape=shape, topology=topology, **keys)
+    (change,) = (each for each in changes(before) if each.key == key)
+    twice = changed(before.request, key, 2 * change.value)
+    assert change.plan.fits and not plan(dataclasses.replace(before.request, config=twice)).fits
 
 
 def test_device_hours_are_those_of_all_devices_and_steps():
@@ -411,9 +523,10 @@ def test_a_tpu_is_as_fast_and_as_large_as_jax_has_it(chip):
     [
         ("jax:d9", "h100:8", "allocation_mode: jax:d9 needs 9 devices, and h100:8 has 8"),
         ("fsdp:d1", "v5e:2x4", "--topology: v5e is a TPU, and fsdp"),
-        ("jax:t3", "h100:8", "allocation_mode: tensor size 3 does not divide the attention heads 16"),
+        ("jax:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
         ("jax:d3", "h100:8", "jax.slots: 64 is not a multiple of the 3 data shards"),
         ("fsdp:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("sglang:t3+fsdp:d1", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
         ("fake:d1", "h100:8", "allocation_mode: the engine fake can't be planned for"),
     ],
 )
@@ -422,9 +535,25 @@ def test_what_can_t_be_planned_is_one_line(mode, topology, line):
         plan_of(mode, topology=topology)
 
 
+@pytest.mark.parametrize("topology", ["h100:2", "v5e:1x2"])
+@pytest.mark.parametrize("key", ["attention", "decode_attention"])
+def test_a_kernel_is_planned_for_on_the_devices_that_have_it(key, topology):
+    choices = next(field for field in dataclasses.fields(JaxConfig) if field.name == key).metadata
+    kernels = [name for declared in choices.values() for name in declared.choices]
+    platform = Topology.parse(topology).chip.platform
+    assert PLATFORMS.keys() & kernels
+    for kernel in kernels:
+        keys = {f"jax.{key}": kernel}
+        if PLATFORMS.get(kernel, platform) == platform:
+            assert plan_of("jax:d1+jax:d1", topology=topology, **keys).groups
+        else:
+            with pytest.raises(UserError, match=f"^jax.{key}: {kernel} can't be used on .*: it needs a"):
+                plan_of("jax:d1+jax:d1", topology=topology, **keys)
+
+
 def test_json_says_what_the_text_says_and_is_json():
     made = plan_of("sglang:d4+fsdp:d1", shape="qwen3-8b")
-    report = Report.of(made, changes(made))
+    report = Report.of(made)
     found = json.loads(json.dumps(report.json()))
     assert found["fits"] is False and "verdict: does not fit on h100:8" in str(report)
     for group in found["groups"]:
@@ -432,6 +561,22 @@ def test_json_says_what_the_text_says_and_is_json():
         assert group["peak"] == pytest.approx(max(group["moments"].values()))
     first = report.changes[0]
     assert found["changes"][0]["key"] == first.key and str(first) in str(report)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("actor.dtype", "float32", "float32;"),
+        ("actor.mb_spec.max_tokens_per_row", 1792, "x 1792 tokens"),
+        ("actor.mb_spec.rows_per_mb", 3, "of 3 x"),
+        ("gconfig.max_new_tokens", 333, "up to 333 tokens"),
+        ("gconfig.n_samples", 7, ", 7 completions"),
+        ("train_dataset.batch_size", 17, "of 17 prompts"),
+    ],
+)
+def test_a_plan_begins_with_the_sizes_that_it_is_of(key, value, word):
+    with_it, without = (str(Report(plan_of("jax:d1", **keys), [], None, None, None)) for keys in ({key: value}, {}))
+    assert word in with_it.splitlines()[1] and word not in without.splitlines()[1]
 
 
 def test_a_run_on_devices_of_unknown_size_has_its_bytes_and_no_verdict_on_them(tmp_path):
@@ -482,14 +627,17 @@ def command(*arguments):
     ("arguments", "status", "line"),
     [
         (["--topology=v5e:2x4", "--topology=h100:8"], 0, ""),
-        (["--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"], 2, ""),
+        (["--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"], 2, ""),
         (
-            ["--config=base", "--topology=h100:1", "--topology=v5e:1", "--shape=qwen3-8b"],
+            ["--config=base", "--topology=h100:1", "--topology=v5e:1x1", "--shape=qwen3-8b"],
             2,
             "",
         ),  # that has neither model nor data
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
+        (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
+        (["--topology=h100:1", "--config.allocation_mode=sglang:d1"], 1, "error: allocation_mode: sglang:d1 only samples"),
+        (["--topology=h100:1", "--prompt_tokens=17"], 1, "error: --prompt_tokens: 17 is more than 15: jax.context_length=16"),
         (["--topology=h100:1", "--shape=qwen3-8"], 1, "error: --shape: no model named 'qwen3-8' (did you mean qwen3-8b"),
     ],
 )
@@ -501,6 +649,20 @@ def test_the_exit_status_is_the_verdict_and_no_framework_is_needed(arguments, st
     verdicts = [each for each in shown if each.startswith("verdict:")]
     assert status == 1 or len(verdicts) == sum(argument.startswith("--topology") for argument in arguments)
     assert any("does not fit" in each for each in verdicts) == (status == 2)
+
+
+def test_pools_over_several_hosts_are_warned_of_and_do_not_change_the_verdict():
+    """A host of a 4x4 slice has 4 devices, a 2x4 slice is one host."""
+    arguments = ["--config=base", "--shape=qwen3-8b", "--topology=v6e:4x4", "--topology=v6e:2x4"]
+    text = command(*arguments, "--config.allocation_mode=jax:f8")
+    warned, alone = text.stdout.split("verdict: ")[1:]
+    assert text.returncode == 0 and "warning" not in alone
+    assert "\nwarning: allocation_mode: jax:f8 shares its devices, which only the pools of one host can do" in warned
+    told = command(*arguments, "--config.allocation_mode=jax:f4", "--json")
+    several, one = json.loads(told.stdout.splitlines()[0])
+    assert several["warnings"] == one["warnings"] == []
+    wider = [[change["value"] for change in each["changes"] if change["key"] == "allocation_mode"] for each in (several, one)]
+    assert wider == [[], ["jax:f8"]]
 
 
 @pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma2", "opt"])

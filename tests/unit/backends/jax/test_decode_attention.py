@@ -326,7 +326,7 @@ def test_auto_takes_the_first_that_can():
 @pytest.mark.parametrize(
     "change, culprit",
     [
-        ({"platform": "cpu"}, "runs on GPUs"),
+        ({"platform": "cpu"}, "it needs an NVIDIA GPU"),
         ({"cache_dtype": jnp.dtype(jnp.float32)}, "cache_dtype"),
         ({"dtype": jnp.dtype(jnp.float32), "cache_dtype": jnp.dtype(jnp.float32)}, "sampler_dtype"),
         ({"head_dim": 96}, "head_dim"),
@@ -342,7 +342,7 @@ def test_a_choice_that_cannot_be_done_is_refused(change, culprit):
 @pytest.mark.parametrize(
     "change, culprit",
     [
-        ({"platform": "gpu"}, "runs on TPUs"),
+        ({"platform": "gpu"}, "it needs a TPU"),
         ({"dtype": jnp.dtype(jnp.float32)}, "jax.sampler_dtype"),
         ({"page_size": 8}, "jax.page_size"),
         ({"head_dim": 256}, "head_dim"),

@@ -92,5 +92,5 @@ def test_saved_as_peft_names_it_and_means_the_same_weights(base, tmp_path):
 
 def test_unknown_target_is_refused(base):
     _, graphdef, params, _, _ = base
-    with pytest.raises(UserError, match=r"actor\.lora\.target_modules: no 'query' \(of q_proj, "):
+    with pytest.raises(UserError, match=r"actor\.lora\.target_modules: no projection named 'query' \(one of q_proj, "):
         lora.add(graphdef, params, rank=2, alpha=1.0, targets=("q_proj", "query"), seed=0)

@@ -142,8 +142,8 @@ MODEL = ModelConfig("llama", 32, 48, 2, 4, 2, 8, 64, True, 0.02, "char")
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (dict(tensor=8), "tensor size 8 does not divide the attention heads 4"),
-        (dict(fsdp=3), "fsdp size 3 does not divide the hidden size 32"),
+        (dict(tensor=8), "t8 does not divide the model's 4 attention heads"),
+        (dict(fsdp=3), "f3 does not divide the model's 32 elements of a hidden state"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_name(sizes, message):

@@ -370,7 +370,7 @@ def test_what_a_request_cannot_ask(models):
 
 
 def test_a_kernel_that_cannot_run_here_is_refused(models):
-    with pytest.raises(UserError, match=r"jax\.decode_attention=pallas_gpu: runs on GPUs"):
+    with pytest.raises(UserError, match=r"jax\.decode_attention=pallas_gpu: it needs an NVIDIA GPU"):
         JaxSampler(config_of(**{"jax.decode_attention": "pallas_gpu"}), Pool("jax"), models[0])
 
 

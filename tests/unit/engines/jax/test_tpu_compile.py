@@ -113,7 +113,7 @@ def test_a_topology_that_no_slice_has_is_named():
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x4", "v5p:2x2x2", "v6e:4x4", "tpu7x:2x2x1"])
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:1x1", "v5e:2x4", "v5p:2x2x2", "v6e:1x1", "v6e:4x4", "tpu7x:2x2x1"])
 def test_libtpu_knows_as_many_devices_as_the_plan_counts(name):
     assert len(topology.topology_devices(name)) == Topology.parse(name).devices
 

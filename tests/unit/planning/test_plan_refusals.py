@@ -1,0 +1,183 @@
+"""A plan refuses what a run refuses, in the same words, and believes no figure that no run can have."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rljax import engine
+from rljax.chips import Topology
+from rljax.config import io
+from rljax.engine import find_plugin
+from rljax.errors import UserError
+from rljax.experiments.plan_lengths import check_lengths
+from rljax.hf.companion_files import write_companions
+from rljax.hf.shapes import shape_of
+from rljax.hf.splits import check_copied_heads
+from rljax.hf.tensors import parameter_count
+from rljax.launching.hosts import Hosts, shared_over_hosts
+from rljax.launching.job import Where, job_of
+from rljax.planning.changes import changes
+from rljax.planning.estimate import Request, plan
+from rljax.planning.load import Load
+from rljax.planning.text import Report
+
+
+def config_of(mode, base="base", **keys):
+    pairs = [(name, json.dumps(value) if isinstance(value, bool) else str(value)) for name, value in keys.items()]
+    named = [] if base != "base" else [("actor.path", "none"), ("train_dataset.path", "none")]  # neither is read
+    return io.load(base, [("allocation_mode", mode), *named, *pairs])
+
+
+def plan_of(mode, shape="qwen3-8b", topology="h100:8", **keys):
+    return plan(Request(config_of(mode, **keys), shape_of(shape), Topology.parse(topology), find_plugin, 256, 256))
+
+
+LAG, LENDS = "rollout.max_head_offpolicyness", "sglang.release_memory"
+REFUSED = {
+    "a context without room": ("jax:d1", {"jax.context_length": 512}),
+    "longer completions than the context": ("jax:d1", {"gconfig.max_new_tokens": 3000}),
+    "longer prompts than the context": ("jax:d1", {"train_dataset.max_length": 3000}),
+    "an asynchronous sampler that lends": ("sglang:d1|fsdp:d1", {LENDS: True, LAG: 2}),
+    "the same of the JAX path": ("jax:d1", {"jax.release_memory": True, LAG: 1}),
+    "a sampler elsewhere that lends": ("sglang:d1+fsdp:d1", {LENDS: True, LAG: 0}),
+    "slots that shards don't share": ("jax:d2", {"jax.slots": 3}),
+    "one program for two engines": ("jax:d1+fsdp:d1", {"jax.bitwise": True}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_run_s_check_refuses_a_plan_refuses_in_the_same_words(case):
+    mode, keys = REFUSED[case]
+    config = config_of(mode, **keys)
+    with pytest.raises(UserError) as of_run:
+        engine.check(config, engine.allocate(config))
+    with pytest.raises(UserError) as of_plan:
+        plan_of(mode, **keys)
+    assert str(of_plan.value) == str(of_run.value)
+    plan_of(mode)  # nothing else is the matter with it
+
+
+@pytest.mark.parametrize(("mode", "key"), [("sglang:d1|fsdp:d1", LENDS), ("jax:d1", "jax.release_memory")])
+@pytest.mark.parametrize("lag", [0, 2])
+def test_lending_is_suggested_to_synchronous_runs_alone(mode, key, lag):
+    before = plan_of(mode, **{"actor.lora.rank": 16, LAG: lag}, topology="h200:1")
+    offered = [change for change in changes(before) if change.key == key]
+    assert len(offered) == (lag == 0)
+    for change in offered:
+        (group,), (lent,) = before.groups, change.plan.groups
+        assert lent.in_turn and change.saved == group.footprint.peak - lent.footprint.peak
+
+
+def test_a_server_starts_if_its_share_holds_the_weights_and_a_request():
+    made = plan_of("sglang:d4+fsdp:f8", shape="qwen3-32b", topology="h100:16")
+    sampler, memory = made.sampler, made.request.topology.memory
+    least = (sampler.weights + (256 + 512) * sampler.token) / memory  # the longest completion has 512
+    for share, starts in ((1.001 * least, True), (0.999 * least, False), (least / 2, False)):
+        found = plan_of("sglang:d4+fsdp:f8", shape="qwen3-32b", topology="h100:16", **{"sglang.mem_fraction_static": share})
+        assert found.fits == starts and all(group.margin > 0 for group in found.groups)
+        report = Report(found, (), None, None, None)
+        assert ("does not start: sglang.mem_fraction_static" in str(report)) != starts
+        assert [bool(group["problem"]) for group in report.json()["groups"]] == [not starts, False]
+
+
+@pytest.mark.parametrize("share", [0.85, 0.8])
+def test_no_share_is_suggested_with_which_a_server_does_not_start(share):
+    before = plan_of("sglang:d4+fsdp:f8", shape="qwen3-32b", topology="h100:16", **{"sglang.mem_fraction_static": share})
+    assert not [change for change in changes(before) if any(group.problem for group in change.plan.groups)]
+    roomy = plan_of("sglang:d4+fsdp:f4", **{"sglang.mem_fraction_static": share})
+    assert "sglang.mem_fraction_static" in {change.key for change in changes(roomy)}
+
+
+def test_a_server_in_float32_has_weights_and_cache_entries_of_twice_the_size():
+    half, single = (plan_of("sglang:d4t2+fsdp:f4", topology="h100:16", **{"sglang.dtype": d}) for d in ("bfloat16", "float32"))
+    assert single.sampler.weights == 4 * parameter_count(shape_of("qwen3-8b")) / 2 == 2 * half.sampler.weights
+    assert single.sampler.token == 2 * half.sampler.token
+    peaks = [made.sampler.footprint.peak for made in (half, single)]
+    assert peaks[0] == pytest.approx(peaks[1])  # it takes its share all the same
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology"), [("jax:f16", "v6e:4x4"), ("sglang:d16|fsdp:f16", "h100:16"), ("jax:f8", "v5p:2x2x2")]
+)
+def test_a_plan_says_of_pools_over_several_hosts_what_launching_them_says(mode, topology):
+    hosts = Hosts.of(Topology.parse(topology), None)
+    with pytest.raises(UserError) as refused:
+        job_of(config_of(mode), Where(hosts, []))
+    assert shared_over_hosts(engine.allocate(config_of(mode)), hosts.topology) == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology"),
+    [("jax:f8", "v5e:2x4"), ("jax:d8+jax:f8", "v6e:4x4"), ("jax:f4", "v6e:4x4"), ("sglang:d8|fsdp:f8", "h100:16")],
+)
+def test_pools_that_fit_a_host_or_share_nothing_are_not_warned_of(mode, topology):
+    assert shared_over_hosts(engine.allocate(config_of(mode)), Topology.parse(topology)) == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "prompt", "completion", "line"),
+    [
+        ({}, 1537, 1, "--prompt_tokens: 1537 is more than 1536: actor.mb_spec.max_tokens_per_row=2048"),
+        ({}, 1536, 513, "--completion_tokens: 513 is more than gconfig.max_new_tokens=512"),
+        ({"train_dataset.max_length": 100}, 101, None, "--prompt_tokens: 101 is more than 100: train_dataset.max_length"),
+        ({"jax.context_length": 1024}, 1024, None, "--prompt_tokens: 1024 is more than 1023: jax.context_length=1024"),
+        ({"jax.context_length": 1024}, 1023, 2, "--completion_tokens: 1025 with a prompt of 1023, and an episode"),
+        ({"actor.loss": "sft"}, 2048, None, "--prompt_tokens: 2048 leaves no room for a completion in the 2048 of an episode"),
+        ({"actor.loss": "sft"}, 1536, 513, "--completion_tokens: 2049 with a prompt of 1536, and an episode"),
+    ],
+)
+def test_an_average_is_not_longer_than_the_longest(keys, prompt, completion, line):
+    config = config_of("jax:d1", **{"actor.mb_spec.max_tokens_per_row": 2048, "jax.context_length": 4096} | keys)
+    with pytest.raises(UserError) as refused:
+        check_lengths(config, engine.allocate(config), prompt, completion)
+    assert str(refused.value).startswith(line)
+    fewer = (prompt, completion - 1) if completion and completion > 1 else (prompt - 1, completion)
+    check_lengths(config, engine.allocate(config), *fewer)
+
+
+@pytest.mark.parametrize("context", [None, 4, 17, 600, 100_000])
+@pytest.mark.parametrize("row", [17, 1000])
+def test_assumed_lengths_have_room_in_a_row_and_in_the_sampler_s_context(row, context):
+    keys = {"actor.mb_spec.max_tokens_per_row": row, "gconfig.max_new_tokens": 16}
+    load = Load.of(config_of("jax:d1", **keys), context=context)
+    assert load.prompt >= 1 and 1 <= load.completion <= 16
+    assert load.tokens <= min(row, context or row)
+
+
+def test_the_quickstart_s_prompts_are_planned_within_its_context():
+    request = Request(config_of("jax:d1", "quickstart"), shape_of("tiny"), Topology.parse("h100:1"), find_plugin)
+    assert request.load.prompt + request.config.gconfig.max_new_tokens == request.config.engines["jax"].context_length
+
+
+SPLITS = [("sglang:t4", True), ("sglang:t2", True), ("sglang:t3", False), ("fsdp:t4", False), ("jax:t4", True)]
+SPLITS += [("jax:t3", False), ("jax:f32", True), ("jax:f3", False)]
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize(("mode", "able"), SPLITS)
+def test_a_run_is_refused_a_split_of_its_model_before_anything_starts(mode, able, scratch, tmp_path):
+    """4 heads, 2 key/value heads: SGLang and jax don't split these where there are more devices."""
+    write_companions(tmp_path, shape_of("tiny"), "bfloat16", None)
+    of_scratch = {"actor.init_from_scratch": True, "actor.init.num_heads": 4, "actor.init.num_kv_heads": 2, "actor.path": ""}
+    of_scratch["actor.init.max_position_embeddings"] = 2048
+    config = config_of(mode, **(of_scratch if scratch else {"actor.path": tmp_path}), **{"jax.slots": 96})
+    name, _, dim = mode.partition(":")
+    try:
+        find_plugin(name).check_settings(config, engine.allocate(config))
+    except UserError as error:
+        assert not able and str(error).startswith(f"allocation_mode: {dim} does not divide the model's ")
+    else:
+        assert able
+
+
+@pytest.mark.parametrize(("tensor", "able"), [(1, True), (2, True), (4, True), (8, True), (3, False), (6, False), (12, True)])
+def test_copies_of_key_heads_are_as_many_of_each(tensor, able):
+    spec = dataclasses.replace(shape_of("tiny"), num_heads=24, num_kv_heads=4)
+    equal = spec.num_kv_heads % tensor == 0 or tensor % spec.num_kv_heads == 0
+    assert equal == able
+    if able:
+        check_copied_heads(spec, tensor)
+        return
+    with pytest.raises(UserError, match=rf"^allocation_mode: t{tensor} is neither a divisor nor a multiple of the model's 4 "):
+        check_copied_heads(spec, tensor)
