@@ -58,8 +58,8 @@ def save(directory: Path, tensors: Tensors, meta: Mapping[str, Any], rank_mesh: 
 class Saves:
     """Saves of a learner beside its other calls, one at a time.
 
-    On a GPU the first save allocates as much pinned memory on the host, which takes longer than
-    the copy does; it is kept for the next one until `close`.
+    On a GPU the first save allocates as much pinned memory on the host; it is kept for the next one
+    until `close`.
     """
 
     def __init__(self, rank_mesh: RankMesh, group: dist.ProcessGroup, *, keep_memory: bool | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rljax.chips import Topology
@@ -12,6 +12,7 @@ from rljax.engine import find_plugin
 from rljax.experiments.bench.packed_rows import PackedRows
 from rljax.hf.shapes import shape_of
 from rljax.planning.estimate import Plan, Request, plan
+from rljax.planning.footprint import Footprint
 
 SHARE = 0.4  # mem_fraction_static of a server
 LEARNING = (  # moments of a learner's estimate that an update goes through
@@ -47,8 +48,12 @@ class Case:
         made = self.plan(topology)
         side = made.sampler if self.rows is None else made.learner
         assert side is not None
-        footprint = side.footprint
-        return footprint.held + max(sum(footprint.moments[m].values()) for m in self.moments if m in footprint.moments)
+        return peak_of(side.footprint, self.moments)
+
+
+def peak_of(footprint: Footprint, moments: Sequence[str] = LEARNING) -> float:
+    """Returns the peak in bytes over those of the moments that the engine has."""
+    return footprint.held + max(sum(footprint.moments[m].values()) for m in moments if m in footprint.moments)
 
 
 def learners(shape: str) -> Iterator[Case]:

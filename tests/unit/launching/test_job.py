@@ -141,7 +141,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("case", SPLITS, ids=str)
 def test_a_split_that_the_model_does_not_have_is_refused_once_the_model_is_known(case):
-    """By the engine's own planner, as a plan refuses it."""
+    """Launch asks the engine's own planner, which a plan asks too."""
     known, slots = {"model": shape_of("smollm2-135m")}, {"jax__slots": 320}  # which all of these share evenly
     made(*case, **slots)
     with pytest.raises(UserError, match=re.escape(SPLITS[case])):

@@ -72,7 +72,7 @@ def command(*arguments):
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_CUDA, reason="left out: the plugin is there")
 def test_without_a_compiler_nothing_is_compiled():
-    """Of h200 neither, which is named first and needs torch alone."""
+    """No program of h200, which is named first, is compiled before the missing compiler of the other is said."""
     done = command("--config.allocation_mode=jax:d1+fsdp:d1", "--topology=h200:2", "--topology=h100:2")
     assert (done.returncode, done.stdout) == (1, "") and "rljax[cuda]" in done.stderr and done.stderr.count("\n") == 1
 

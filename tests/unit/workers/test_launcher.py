@@ -68,7 +68,7 @@ def test_those_that_die_are_started_again_until_it_leads_nowhere(tmp_path):
 
 
 def test_a_death_of_all_workers_at_once_is_one_of_each(tmp_path):
-    """As when a machine sleeps for longer than the trainer waits: each of them ends, and goes on anew."""
+    """A machine that sleeps for longer than the trainer waits does that: each worker ends, and goes on anew."""
     count, logs = MAX_DEATHS + 1, tmp_path / "logs"
     code = f"""
 import pathlib, sys, time

@@ -107,7 +107,7 @@ def test_a_run_whose_pools_do_not_fit_is_refused_before_it_starts(monkeypatch, m
 
 @pytest.mark.parametrize("hang_timeout", [120.0, 1800.0, 20000.0])
 def test_ranks_wait_for_rank_0_as_long_as_it_waits_for_servers(monkeypatch, tmp_path, hang_timeout):
-    """In a publish they are in a collective while rank 0 pauses servers, joins them and sends."""
+    """Ranks are in a collective while rank 0 pauses servers, joins them and sends: their limit is longer than that."""
     given = []
 
     def join(pool, timeout):
