@@ -16,21 +16,23 @@ The parts:
 It says first what it will do, how long that takes by estimate, and what it leaves out for want of
 cards or of SGLang. Each result is kept in OUT/results.json as soon as it is there: the same command
 again goes on with what is missing or failed. --minutes starts no case that would end later, and
---cards leaves out what takes more. At the end it checks all results that are there (each is equal
-to one card's, nothing is lost, faults end within their bounds), writes OUT/table.md for
-docs/benchmarks.md and OUT/checks.txt, and exits with status 1 if anything is wrong. Logs are in
-OUT/logs.
+--cards leaves out what takes more. --side_by_side runs cases at the same time, each on cards of its
+own, those of fewer cards first: they share the host, which the table says. At the end it checks all
+results that are there (each is equal to one card's, nothing is lost, faults end within their
+bounds), writes OUT/table.md for docs/benchmarks.md and OUT/checks.txt, and exits with status 1 if
+anything is wrong. Logs are in OUT/logs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -47,9 +49,11 @@ from rljax.experiments.bench.several.place import (
     Failed,
     Place,
     Row,
+    end,
     seconds_since,
 )
 from rljax.experiments.bench.several.results import Result, Results
+from rljax.experiments.bench.several.side_by_side import side_by_side
 from rljax.experiments.bench.several.table import markdown
 
 OUT = flags.DEFINE_string("out", None, "Directory for results, table, checks and logs.", required=True)
@@ -61,6 +65,7 @@ MINUTES = flags.DEFINE_float("minutes", None, "Start no case that would, by its 
 MODEL = flags.DEFINE_string("model", "", "HF directory of SmolLM2-135M-Instruct, for runs; empty: a small one from scratch.")
 PYTHON = flags.DEFINE_string("sglang_python", "", "The interpreter that has SGLang; empty: its cases are left out.")
 SERVER_ARGS = flags.DEFINE_list("server_args", None, "Flags of sglang.launch_server; unset: what the offline bundle needs.")
+SIDE_BY_SIDE = flags.DEFINE_bool("side_by_side", False, "Run cases at the same time, each on cards of its own.")
 REHEARSE = flags.DEFINE_bool("rehearse", False, "Tiny shapes on the CPU: eight forced devices, gloo in place of NCCL.")
 PACKAGES = ("jax", "torch")
 
@@ -74,13 +79,34 @@ def bench() -> None:
     results = Results(place.out, machine(names[0]))
     todo = say_plan(place, results)
     began = time.monotonic()
-    for index, case in enumerate(todo):
-        if MINUTES.value is not None and seconds_since(began) + case.seconds > 60 * MINUTES.value:
-            left = len(todo) - index
-            print(f"--minutes: {left} case{'s' if left > 1 else ''} left; the same command goes on", flush=True)
-            break
-        measure(case, place, results)
+
+    def may_begin(case: Case) -> bool:
+        return MINUTES.value is None or seconds_since(began) + case.seconds <= 60 * MINUTES.value
+
+    left = measure_all(todo, place, results, may_begin)
+    if left:
+        print(f"--minutes: {len(left)} case{'s' if len(left) > 1 else ''} left; the same command goes on", flush=True)
     conclude(place.out, results)
+
+
+def measure_all(todo: list[Case], place: Place, results: Results, may_begin: Callable[[Case], bool]) -> list[Case]:
+    """Measures cases in their order, or as cards become free. Returns those not begun."""
+    if SIDE_BY_SIDE.value:
+        cards = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(place.cards)))).split(",")[: place.cards]
+
+        def on_cards(case: Case, taken: tuple[str, ...], beside: Callable[[], int]) -> None:
+            measure(case, dataclasses.replace(place, visible=taken), results, beside)
+
+        try:
+            return side_by_side(todo, cards, may_begin, on_cards)
+        finally:
+            for program in place.programs:  # of threads that an interrupt does not reach
+                end(program)
+    for index, case in enumerate(todo):
+        if not may_begin(case):
+            return todo[index:]
+        measure(case, place, results)
+    return []
 
 
 def card_names() -> list[str]:
@@ -154,17 +180,18 @@ def say_plan(place: Place, results: Results) -> list[Case]:
     return todo
 
 
-def measure(case: Case, place: Place, results: Results) -> None:
+def measure(case: Case, place: Place, results: Results, beside: Callable[[], int] = int) -> None:
     """Measures a case and keeps its result, or why there is none."""
-    print(f"\n== {case.name}", flush=True)
+    print(f"\n== {case.name}{f' (cards {place.visible})' if place.visible else ''}", flush=True)
     began = time.monotonic()
     limit = LIMIT * max(case.seconds, 300.0 if place.rehearse else 0.0)
     try:
         rows, error = case.measure(place, case.name, limit), ""
     except (Failed, UserError, OSError, ValueError, KeyError) as failure:  # one case must not lose the others
         rows, error = [], f"{type(failure).__name__}: {failure}" if not isinstance(failure, Failed) else str(failure)
-    results.add(case.name, Result(rows, seconds_since(began), error))
-    print(f"   {error or f'{len(rows)} results'} ({seconds_since(began):.0f} s; {place.log_of(case.name)})", flush=True)
+    results.add(case.name, Result(rows, seconds_since(began), error, beside()))
+    whose = f"{case.name}: " if place.visible else ""
+    print(f"   {whose}{error or f'{len(rows)} results'} ({seconds_since(began):.0f} s; {place.log_of(case.name)})", flush=True)
 
 
 def conclude(out: Path, results: Results) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 from rljax.hf import ModelSpec, init_directory
@@ -12,10 +13,16 @@ __all__ = ["SHAPES", "make_model", "write_config"]
 
 
 def make_model(directory: Path, shape: str) -> ModelSpec:
-    """Writes a model of the shape in bfloat16, unless the directory has one."""
+    """Writes a model of the shape in bfloat16, unless the directory has one.
+
+    Of several programs that want it at once, the first writes it and the others wait.
+    """
     vocabulary, model = SHAPES[shape]
-    if not (directory / "config.json").is_file():
-        init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f".{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "config.json").is_file():
+            init_directory(model, directory, seed=0, vocab_size=vocabulary, eos_token_ids=[2], dtype="bfloat16")
     return ModelSpec.from_directory(directory)
 
 

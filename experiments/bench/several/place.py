@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Program = subprocess.Popen[bytes]
 
 TAIL = 600  # characters of what a failed program said
 FORCED = "--xla_force_host_platform_device_count=8"
@@ -41,10 +42,14 @@ class Place:
     server_args: tuple[str, ...] = SERVER_ARGS_ON_A_CARD
     chip: str = ""  # as in --topology of experiments.plan; empty: not planned for
     rehearse: bool = False  # tiny shapes on the CPU: forced devices and gloo
+    visible: tuple[str, ...] = ()  # the cards that programs see, as CUDA_VISIBLE_DEVICES names them; empty: all
+    programs: list[Program] = dataclasses.field(default_factory=list, compare=False)  # all that were started
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of all programs that are started."""
         env = os.environ | {"HF_HUB_OFFLINE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        if self.visible:
+            env |= {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)}
         if self.rehearse:
             env |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": FORCED, "OMP_NUM_THREADS": "1"}
         return env
@@ -75,7 +80,7 @@ class Place:
         command = [sys.executable, "-m", f"rljax.experiments.{module}", *map(str, flags)]
         with self.log_of(name).open("ab") as log:
             log.write(f"$ {' '.join(command[1:])}\n".encode())
-            return subprocess.Popen(
+            program = subprocess.Popen(
                 command,
                 env=self.environment() | dict(env or {}),
                 stdin=subprocess.DEVNULL,
@@ -83,9 +88,8 @@ class Place:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-
-Program = subprocess.Popen[bytes]
+        self.programs.append(program)
+        return program
 
 
 def wait(program: Program, seconds: float) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 from pathlib import Path
 
 from rljax.errors import UserError
@@ -20,6 +21,7 @@ class Result:
     rows: list[Row]
     seconds: float
     error: str = ""
+    beside: int = 0  # the most cases that ran at the same time, on other cards of the host
 
 
 class Results:
@@ -40,7 +42,7 @@ class Results:
         Raises:
           UserError: the file can't be read, or is of another machine.
         """
-        self._path = out / FILE
+        self._path, self._lock = out / FILE, threading.Lock()
         self.machine, self.by_case = machine, dict[str, Result]()
         if not self._path.exists():
             return
@@ -59,13 +61,14 @@ class Results:
                 )
 
     def add(self, case: str, result: Result) -> None:
-        """Keeps a case's result; one that is there already is replaced."""
-        self.by_case[case] = result
-        results = {name: dataclasses.asdict(each) for name, each in self.by_case.items()}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self._path.with_suffix(".tmp")
-        aside.write_text(json.dumps({"machine": self.machine, "results": results}, indent=1) + "\n")
-        os.replace(aside, self._path)
+        """Keeps a case's result; one that is there already is replaced. Any thread may call it."""
+        with self._lock:
+            self.by_case[case] = result
+            results = {name: dataclasses.asdict(each) for name, each in self.by_case.items()}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            aside = self._path.with_suffix(".tmp")
+            aside.write_text(json.dumps({"machine": self.machine, "results": results}, indent=1) + "\n")
+            os.replace(aside, self._path)
 
     def done(self, case: str) -> bool:
         """Returns whether the case has been measured; one that failed has not."""
@@ -74,7 +77,7 @@ class Results:
     def rows(self, part: str) -> list[Row]:
         """Returns the rows of all cases of a part, each with its case's name."""
         return [
-            {"case": name, **row}
+            {"case": name, "beside": result.beside, **row}
             for name, result in self.by_case.items()
             if name.startswith(f"{part}/") and not result.error
             for row in result.rows

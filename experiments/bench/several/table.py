@@ -18,6 +18,9 @@ def markdown(machine: Row, rows: Mapping[str, Sequence[Row]]) -> str:
         where += (
             ". A rehearsal on the CPU: forced devices, gloo in place of NCCL, tiny shapes; CUDA IPC and NCCL are not rehearsed"
         )
+    beside = max((row.get("beside", 0) for of_part in rows.values() for row in of_part), default=0)
+    if beside:
+        where += f". Cases that take fewer cards ran beside up to {beside} others, each on cards of its own"
     found = [where]
     for part, (head, cells) in TABLES.items():
         if of_part := list(rows.get(part, ())):

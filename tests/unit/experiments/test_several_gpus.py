@@ -5,10 +5,13 @@ whole of it in small on the CPU.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -25,12 +28,13 @@ from rljax.engine import (
 )
 from rljax.errors import SamplerError, UserError
 from rljax.experiments.bench.several import engines, faults, runs
-from rljax.experiments.bench.several.case import PARTS, cards_of
+from rljax.experiments.bench.several.case import PARTS, Case, cards_of
 from rljax.experiments.bench.several.cases import cases
 from rljax.experiments.bench.several.checks import BOUNDS, CHECKS, check
-from rljax.experiments.bench.several.place import Place
+from rljax.experiments.bench.several.place import Place, end
 from rljax.experiments.bench.several.processes import Spans, await_that, children, command_of
 from rljax.experiments.bench.several.results import FILE, Result, Results
+from rljax.experiments.bench.several.side_by_side import side_by_side
 from rljax.experiments.bench.several.table import TABLES, markdown
 from rljax.testing.harness import make_config
 from rljax.tracing.events import Event, encode
@@ -184,13 +188,59 @@ def test_the_table_has_the_numbers_of_every_row_in_columns():
     assert markdown(MACHINE | {"date": "d"}, {"runs": SOUND["runs"]}).count("###") == 1
 
 
+def test_side_by_side_no_card_is_shared_and_all_are_used(tmp_path):
+    lock, held, peak, order = threading.Lock(), set[str](), [0], list[str]()
+    sizes = [2, 1, 4, 1, 1, 2, 4, 1]
+    todo = [Case("runs", str(index), size, 1.0, None) for index, size in enumerate(sizes)]
+    meeting = threading.Barrier(4)
+
+    def measure(case, taken, beside):
+        with lock:
+            assert len(taken) == case.cards and not held.intersection(taken), (held, taken)
+            held.update(taken)
+            peak[0] = max(peak[0], len(held))
+            order.append(case.name)
+        if case.cards == 1:
+            meeting.wait(60)  # only if all four run at once do they go on
+        with lock:
+            held.difference_update(taken)
+        assert beside() == {1: 3, 2: 1, 4: 0}[case.cards] or case.cards == 2
+
+    assert side_by_side(todo, ["4", "5", "6", "7"], lambda case: True, measure) == []
+    assert sorted(order) == sorted(case.name for case in todo) and peak == [4]
+    assert [sizes[int(name.removeprefix("runs/"))] for name in order] == sorted(sizes)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_side_by_side_a_case_that_fails_gives_its_cards_back_and_none_begins_without_time():
+    todo = [Case("runs", str(index), 2, 1.0, None) for index in range(3)]
+    begun = []
+
+    def measure(case, taken, beside):
+        begun.append(case.name)
+        sys.exit(1)  # ends the thread without a word
+
+    left = side_by_side(todo, ["0", "1"], lambda case: len(begun) < 2, measure)
+    assert len(begun) == 2 and [case.name for case in left] == ["runs/2"]
+
+
+def test_programs_of_a_case_see_its_cards_alone_and_all_are_known_to_the_place(tmp_path):
+    place = Place(tmp_path, tmp_path, cards=2)
+    one = dataclasses.replace(place, visible=("1",))
+    assert one.environment()["CUDA_VISIBLE_DEVICES"] == "1"
+    assert place.environment().get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    program = one.start("runs/a", "bench.several_gpus", ["--help"])
+    end(program)
+    assert place.programs == [program]
+
+
 def test_results_are_gone_on_from_and_what_failed_is_done_again(tmp_path):
     results = Results(tmp_path, MACHINE)
     results.add("runs/a", Result([{"mode": "a"}], 1.0))
     results.add("runs/b", Result([], 1.0, "exit status 1"))
     again = Results(tmp_path, MACHINE)
     assert again.done("runs/a") and not again.done("runs/b") and not again.done("runs/c")
-    assert again.rows("runs") == [{"case": "runs/a", "mode": "a"}] and again.rows("samplers") == []
+    assert again.rows("runs") == [{"case": "runs/a", "beside": 0, "mode": "a"}] and again.rows("samplers") == []
     again.add("runs/b", Result([{"mode": "b"}], 1.0))
     assert Results(tmp_path, MACHINE).done("runs/b")
 
