@@ -120,12 +120,13 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import announcement, engine
+    from rljax import engine
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled, Loop, Run
     from rljax.process import interpreter
     from rljax.rollout.limits import total_steps
+    from rljax.run import announcement
     from rljax.sanity.start import at_start
     from rljax.workflows import tools_of
 

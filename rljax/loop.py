@@ -21,8 +21,8 @@
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
     the end      what is closed, at most two minutes          the watchdog: the run's own status
 
-The producer (sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts in
-flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
+The producer (run/sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts
+in flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
 (rollout/tracker.py) decides what happens to each prompt afterwards. The learner (train_step.py)
 works in a thread, so that sampling goes on during an update. Between producer and learner is the
 buffer (rollout/buffer.py), which decides what may be generated and what may be trained on. At
@@ -36,9 +36,9 @@ prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore hol
 v + 1 steps and a buffer at version v + 1. Prompts in flight are generated again
 (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A guardrail (oversight.py) may stop the run, lower the learning rate, or roll back to an older
-checkpoint, as a new version (interventions.py): a version number never comes twice, and no token
-sampled before a rollback is trained on after it.
+A guardrail (run/oversight.py) may stop the run, lower the learning rate, or roll back to an older
+checkpoint, as a new version (run/interventions.py): a version number never comes twice, and no
+token sampled before a rollback is trained on after it.
 
 Steps count from the start of the run: supervised steps, and versions, which count RL steps and
 rollbacks.
@@ -59,22 +59,22 @@ from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.learning_rate import describe_change
 from rljax.config.schema import FrequencyConfig
-from rljax.ending import Ending
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
-from rljax.evaluator import Evaluator
-from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
 from rljax.metrics.mean import Mean, merge
-from rljax.oversight import Oversight, counted
 from rljax.process.signals import on_stop_signal
-from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
 from rljax.rollout.tracker import waiting_in_buffer
-from rljax.run import Labeled, Outcome, Run
-from rljax.sampling import Sampling
+from rljax.run.ending import Ending
+from rljax.run.evaluator import Evaluator
+from rljax.run.interventions import Interventions
+from rljax.run.oversight import Oversight, counted
+from rljax.run.parts import Labeled, Outcome, Run
+from rljax.run.reporting import Reporter
+from rljax.run.sampling import Sampling
 from rljax.sinks import RunState
 from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group

@@ -104,7 +104,7 @@ EDGES = (
     ),
     _at(
         TIMEOUT + "test_a_tool_that_never_returns_costs_its_prompt_alone",
-        *("rljax/sampling.py", "            config.episode_timeout,", "            None,"),
+        *("rljax/run/sampling.py", "            config.episode_timeout,", "            None,"),
     ),
     _at(
         "tests/unit/process/test_watchdog.py::test_the_innermost_frame_of_a_suspended_task_is_named",

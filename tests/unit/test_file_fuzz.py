@@ -39,11 +39,11 @@ from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.guard_actions import GuardActions
 from rljax.rollout import dump
 from rljax.rollout.buffer import Buffer
+from rljax.run.verdicts import Verdicts
 from rljax.sinks import Sinks, context
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 from rljax.testing.harness import Numbers, make_config, make_run
 from rljax.testing.models import make_model
-from rljax.verdicts import Verdicts
 
 NUMBERS = (0, 1, -1, 2**31, 2**70, 0.5, -1e308, 1e400)
 ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 300, [], [1], ["a", None], {}, {"a": 1}, [[]])

@@ -11,13 +11,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rljax import loop, reporting
+from rljax import loop
 from rljax.checkpoints.recovery import require_checkpoints
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
 from rljax.errors import IncompleteRun, RewardTimeout, TooManyFailures, UserError
 from rljax.metrics.mean import Mean
 from rljax.rollout.trajectories import trajectory_of
+from rljax.run import reporting
 from rljax.sinks import RunState, Status
 from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
 from rljax.types import Completion, Finish, Group, Request, SamplingParams, Trajectory

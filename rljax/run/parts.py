@@ -1,4 +1,4 @@
-"""Parts that a run is made of, and how a run ends."""
+"""Parts that a run is made of, and how it ended."""
 
 from __future__ import annotations
 

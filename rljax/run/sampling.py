@@ -13,7 +13,7 @@ from rljax.rollout.journal import Journals, Record
 from rljax.rollout.producer import SAMPLING_SECONDS, GroupRunner, Producer, RetryingGenerator
 from rljax.rollout.result import Failure
 from rljax.rollout.tracker import PromptTracker
-from rljax.run import Run
+from rljax.run.parts import Run
 from rljax.workers.server import Export, Job
 
 

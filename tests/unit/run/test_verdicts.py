@@ -6,14 +6,15 @@ import math
 
 import pytest
 
-from rljax import loop, verdicts
+from rljax import loop
 from rljax.diagnosis import Rule, Severity, Sign
 from rljax.diagnosis.live import LiveDoctor
 from rljax.errors import GuardrailError, UserError
 from rljax.flight.recording import Recording
 from rljax.metrics.mean import Mean
+from rljax.run import verdicts
+from rljax.run.verdicts import Verdicts
 from rljax.testing.harness import MemorySink, make_config, make_run
-from rljax.verdicts import Verdicts
 
 METRIC = "rollout/reward"
 

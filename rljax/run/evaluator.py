@@ -23,7 +23,7 @@ from rljax.evaluation import uses
 from rljax.evaluation.results import FOLDER
 from rljax.metrics.mean import merge
 from rljax.rollout.evaluation import PREFIX, Evaluated, evaluate
-from rljax.run import Run
+from rljax.run.parts import Run
 
 
 class Evaluator:

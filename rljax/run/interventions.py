@@ -18,11 +18,11 @@ from rljax.checkpoints.recovery import Recovery
 from rljax.errors import GuardrailError
 from rljax.metrics.guard_actions import Decision
 from rljax.metrics.guardrails import Breach
-from rljax.oversight import Oversight
-from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer
-from rljax.run import Run
-from rljax.sampling import Sampling
+from rljax.run.oversight import Oversight
+from rljax.run.parts import Run
+from rljax.run.reporting import Reporter
+from rljax.run.sampling import Sampling
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from rljax.flight.recorder import Recorder
 from rljax.metrics.guard_actions import Decision, GuardActions
 from rljax.metrics.guardrails import Event, Guardrails, in_order
 from rljax.metrics.mean import Mean
+from rljax.run.verdicts import Verdicts
 from rljax.sinks import Sink
-from rljax.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 

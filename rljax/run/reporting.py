@@ -12,7 +12,6 @@ import numpy as np
 
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.mean import Mean, merge
-from rljax.oversight import Oversight
 from rljax.process import memory
 from rljax.rollout.batch_metrics import TRAINED_TOKENS
 from rljax.rollout.buffer import Buffer
@@ -20,7 +19,8 @@ from rljax.rollout.evaluation import Evaluated
 from rljax.rollout.limits import total_steps
 from rljax.rollout.producer import SAMPLING_SECONDS
 from rljax.rollout.tracker import GENERATED_TOKENS
-from rljax.run import Run
+from rljax.run.oversight import Oversight
+from rljax.run.parts import Run
 from rljax.sinks import RunState, Sink, Status
 from rljax.types import Group, Trajectory
 

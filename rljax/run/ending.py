@@ -12,12 +12,12 @@ from rljax.checkpoints.recovery import Recovery
 from rljax.engine import ExportToDirectory
 from rljax.errors import IncompleteRun
 from rljax.hf.turn_ends import write_turn_ends
-from rljax.oversight import Oversight
-from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer
 from rljax.rollout.limits import shortfall
 from rljax.rollout.result import Failure
-from rljax.run import Run
+from rljax.run.oversight import Oversight
+from rljax.run.parts import Run
+from rljax.run.reporting import Reporter
 from rljax.sinks import RunState
 
 log = logging.getLogger(__name__)
