@@ -11,8 +11,8 @@ import numpy as np
 
 from rljax.errors import UserError
 from rljax.experiments import main
-from rljax.experiments.parity_bounds import ResultBounds, UpdateBounds
-from rljax.experiments.parity_case import Case, Result, Tensors, Update, Vector
+from rljax.experiments.certificate.bounds import ResultBounds, UpdateBounds
+from rljax.experiments.certificate.case import Case, Result, Tensors, Update, Vector
 
 # For the optimizers alone: optax corrects the moments' bias in float32, whatever their dtype.
 OPTIMIZER_BOUND = 1e-6

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rljax.experiments.parity_case import Case, Result, Tensors, Update
+from rljax.experiments.certificate.case import Case, Result, Tensors, Update
 from rljax.shadow.differences import FACTOR, FLOAT32
 
 SIGMAS = 4.0

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import logging
 
-from rljax.experiments.compare_case import Case, Greedy
+from rljax.experiments.comparison.case import Case, Greedy
 
 TOGETHER = 8  # prompts that are completed at once
 ROWS = 256  # logits that are widened at once

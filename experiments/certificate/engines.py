@@ -18,7 +18,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import OptimizerConfig
 from rljax.engine import ExportToDirectory, Learner, PortableState
 from rljax.engine.plugins import find_plugin
-from rljax.experiments.parity_case import Case, Result, Tensors, Update, Vector
+from rljax.experiments.certificate.case import Case, Result, Tensors, Update, Vector
 from rljax.metrics.mean import Mean
 from rljax.objective.spec import PREFIX
 from rljax.types import Completion, Request, SamplingParams

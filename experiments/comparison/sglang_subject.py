@@ -17,8 +17,8 @@ from rljax.engines.http.launcher import SglangServers
 from rljax.engines.http.plugin import attach, sampler_of, token_for
 from rljax.engines.http.remote import Remote, base_url, inspect, make_session
 from rljax.errors import UserError
-from rljax.experiments.compare_case import Case, Greedy
-from rljax.experiments.compare_sampling import complete
+from rljax.experiments.comparison.case import Case, Greedy
+from rljax.experiments.comparison.sampling import complete
 from rljax.hf.tokenizer import load_tokenizer
 
 TIMEOUT = 600.0  # seconds for a request

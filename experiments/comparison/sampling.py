@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.engine import Generator
-from rljax.experiments.compare_case import Case, Greedy
+from rljax.experiments.comparison.case import Case, Greedy
 from rljax.types import Request, SamplingParams
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rljax.backends.torch.optim import Optimizer, TrainedParameter
-from rljax.experiments.parity_case import Case
-from rljax.experiments.parity_oracle import load
+from rljax.experiments.certificate.case import Case
+from rljax.experiments.certificate.oracle import load
 
 
 def two_steps(case: Case) -> dict[str, np.ndarray]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from rljax.config.registry import nearest
 from rljax.errors import UserError
-from rljax.experiments.compare_case import Case, Greedy, Subject
-from rljax.experiments.compare_report import Differences, Divergence, Layers, Pair, layers_apart
+from rljax.experiments.comparison.case import Case, Greedy, Subject
+from rljax.experiments.comparison.report import Differences, Divergence, Layers, Pair, layers_apart
 
 SUBJECTS = {
-    "transformers": "rljax.experiments.compare_transformers:TransformersSubject",
-    "jax": "rljax.experiments.compare_jax:JaxSubject",
-    "sglang": "rljax.experiments.compare_sglang:SglangSubject",
+    "transformers": "rljax.experiments.comparison.transformers_subject:TransformersSubject",
+    "jax": "rljax.experiments.comparison.jax_subject:JaxSubject",
+    "sglang": "rljax.experiments.comparison.sglang_subject:SglangSubject",
 }
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from rljax.backends.jax import hf
 from rljax.backends.jax.optim import Optimizer
 from rljax.backends.jax.parameters import Parameter, leaf_at, nested, parameters
-from rljax.experiments.parity_case import Case
+from rljax.experiments.certificate.case import Case
 from rljax.hf.spec import ModelSpec
 
 

@@ -19,8 +19,8 @@ from rljax.engines.jax.sampler import JaxSampler
 from rljax.engines.jax.scoring import BitwiseScorer
 from rljax.engines.jax.tuning import logit_rows_of
 from rljax.errors import UserError
-from rljax.experiments.compare_case import Case, Greedy
-from rljax.experiments.compare_sampling import complete
+from rljax.experiments.comparison.case import Case, Greedy
+from rljax.experiments.comparison.sampling import complete
 from rljax.hf.spec import ModelSpec
 
 SLOTS = 16  # prompts that are completed at once

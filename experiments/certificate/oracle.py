@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from rljax.experiments.parity_case import ADAPTER, HEAD, Case, Result, Tensors, Update, Vector
+from rljax.experiments.certificate.case import ADAPTER, HEAD, Case, Result, Tensors, Update, Vector
 from rljax.hf.spec import ModelSpec
 from rljax.objective import losses
 from rljax.objective.logprobs import token_logprobs, token_logprobs_grad
@@ -32,7 +32,7 @@ class Oracle:
     def __init__(self, case: Case, dtype: torch.dtype = torch.float64) -> None:
         """
         Args:
-          dtype: of the model. Another than float64 shows what rounding does (parity_bounds.py).
+          dtype: of the model. Another than float64 shows what rounding does (bounds.py).
         """
         self._case = case
         self._spec = ModelSpec.from_directory(case.model_dir)
