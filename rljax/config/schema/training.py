@@ -1,4 +1,4 @@
-"""Config sections of what is trained: model, objective, optimizer, critic and warm-up."""
+"""Keys of what is trained: model, objective, optimizer, critic and warm-up."""
 
 from __future__ import annotations
 

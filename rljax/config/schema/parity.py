@@ -1,4 +1,4 @@
-"""Config section of the shadow: the other path's learner beside a run (docs/parity.md)."""
+"""Keys of the shadow: the other path's learner beside a run (docs/parity.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config section of the guardrails: bounds on metrics, and what happens to a run that breaks one."""
+"""Keys of the guardrails: bounds on metrics, and what happens to a run that breaks one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config sections of evaluation: how often, with which samples, and what the scores choose."""
+"""Keys of evaluations: how often, with which samples, and what the scores choose."""
 
 from __future__ import annotations
 
