@@ -10,6 +10,13 @@ sinks.evaluated(13, "math", "17", trajectory)
 sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
+
+build.py          the sinks that a config asks for
+run_directory.py  the run directory, and the sink that writes its files
+config_record.py  configs of a run; context.py, what else may explain a difference
+planned.py        plan.json
+live.py           progress on a terminal or as lines
+tensorboard.py    TensorBoard; wandb.py, Weights & Biases
 """
 
 from __future__ import annotations
