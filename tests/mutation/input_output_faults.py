@@ -12,7 +12,7 @@ RECORDS, CHAT = f"{UNIT}/data/test_chat_records.py", f"{UNIT}/chat/test_chat.py"
 FORMATS, FUNCTIONS = f"{UNIT}/data/test_formats.py", f"{UNIT}/rewards/test_reward_functions.py"
 LIBRARY, LOOP, DIRECTORY = (
     f"{UNIT}/experiments/test_library.py",
-    f"{UNIT}/test_loop.py",
+    f"{UNIT}/test_loop_end.py",
     f"{UNIT}/sinks/test_run_directory.py",
 )
 AREAL, AGREEMENT, EXPORT = (
