@@ -113,6 +113,28 @@ class Sink(Protocol):
         ...
 
 
+class PartialSink:
+    """Base of sinks that drop what a sink may drop: the run directory has all of it.
+
+    A subclass has `write`, `status` and `close`, and what it does not drop.
+    """
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
+        """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log; their counts are metrics."""
+
+
 class Sinks:
     """Several sinks as one. Callable in any thread."""
 
