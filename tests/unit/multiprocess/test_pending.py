@@ -6,28 +6,28 @@ from concurrent.futures import Future
 import pytest
 
 from rljax.errors import RankFailed, UserError
-from rljax.multiprocess.later import LaterEnds
+from rljax.multiprocess.pending import PendingCalls
 
 RANKS = frozenset({1, 2})
 USER = {"kind": "user", "message": "no room"}
 
 
-def _happen(ends, local, event, errors):
+def _happen(pending, local, event, errors):
     if event == "made":
-        return ends.of_all(7, RANKS, local)
+        return pending.of_all(7, RANKS, local)
     if event == "here":
         local.set_exception(UserError("no room here")) if "here" in errors else local.set_result(None)
     else:
-        ends.told(event, 7, USER if event in errors else None)
+        pending.told(event, 7, USER if event in errors else None)
     return None
 
 
 @pytest.mark.parametrize("errors", [(), ("here",), (1,), (2,)])
 def test_the_end_is_that_of_all_or_the_first_error_in_any_order(errors):
     for order in itertools.permutations(["made", "here", 1, 2]):
-        ends, local, joint, happened = LaterEnds(), Future(), None, set()
+        pending, local, joint, happened = PendingCalls(), Future(), None, set()
         for event in order:
-            joint = _happen(ends, local, event, errors) or joint
+            joint = _happen(pending, local, event, errors) or joint
             happened.add(event)
             assert joint is None or joint.done() == (bool(happened & set(errors)) or len(happened) == 4), order
         if not errors:
@@ -38,10 +38,10 @@ def test_the_end_is_that_of_all_or_the_first_error_in_any_order(errors):
 
 
 def test_a_lost_rank_ends_it():
-    ends, local = LaterEnds(), Future()
-    joint = ends.of_all(7, RANKS, local)
-    ends.fail(RankFailed("rank 1 is gone"))
+    pending, local = PendingCalls(), Future()
+    joint = pending.of_all(7, RANKS, local)
+    pending.fail(RankFailed("rank 1 is gone"))
     with pytest.raises(RankFailed, match="rank 1 is gone"):
         joint.result()
     local.set_result(None)  # comes too late, and is no error
-    ends.told(1, 7, None)
+    pending.told(1, 7, None)

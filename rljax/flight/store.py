@@ -25,7 +25,7 @@ from rljax.types import Group
 log = logging.getLogger(__name__)
 
 
-class Shelf:
+class RecordStore:
     """Records of the last steps, and of those that are kept, within `flight.max_mb`.
 
     When it is full, the oldest are deleted: ordinary records first, then kept ones without a

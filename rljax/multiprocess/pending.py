@@ -1,4 +1,4 @@
-"""Ends of calls that go on, in all ranks, after the ranks have replied: saves beside other calls."""
+"""Pending calls: what goes on in all ranks after they have replied, as saves beside other calls."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from rljax.errors import RankFailed, UserError
 
-LATER = "ended"  # kind of the message by which a follower tells such an end
+CALL_ENDED = "ended"  # kind of the message by which a follower tells the end of such a call
 
 
-class LaterEnds:
+class PendingCalls:
     """Waits for the ends of calls in all ranks.
 
     Example:
 
-        end = ends.of_all(number, ranks=[1, 2], local=future)    # of call `number`
-        ends.told(1, number, None)                               # by rank 1, perhaps before
+        end = pending.of_all(number, ranks=[1, 2], local=future)    # of call `number`
+        pending.told(1, number, None)                               # by rank 1, perhaps before
         end.result()
     """
 

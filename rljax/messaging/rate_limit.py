@@ -1,4 +1,4 @@
-"""Sparing: lines that strangers cause, at most one a minute."""
+"""Rate limit of log lines that strangers cause: at most one a minute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 INTERVAL = 60.0  # seconds between two lines
 
 
-class Sparing:
+class RateLimited:
     """Says the first line at once, later ones after INTERVAL, with the number of those left out.
 
     Threads may share it. Example:
 
-        say = Sparing(log.info)
+        say = RateLimited(log.info)
         say("a connection from 10.0.0.7 was turned away")
     """
 

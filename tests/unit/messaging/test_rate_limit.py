@@ -1,11 +1,11 @@
 """Whoever causes a line, however often: the log grows by one a minute."""
 
-from rljax.messaging.sparing import INTERVAL, Sparing
+from rljax.messaging.rate_limit import INTERVAL, RateLimited
 
 
 def test_each_line_is_said_or_counted_and_no_two_are_closer_than_the_interval():
     said, now = [], 0.0
-    say = Sparing(lambda line: said.append((now, line)), clock=lambda: now)
+    say = RateLimited(lambda line: said.append((now, line)), clock=lambda: now)
     for number in range(1000):
         now = number * 0.25
         say(f"line {number}")
