@@ -57,7 +57,6 @@ from typing import Any
 
 from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
-from rljax.config.learning_rate import describe_change
 from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
@@ -68,6 +67,7 @@ from rljax.process.signals import on_stop_signal
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
 from rljax.rollout.tracker import waiting_in_buffer
+from rljax.run import announcement
 from rljax.run.ending import Ending
 from rljax.run.evaluator import Evaluator
 from rljax.run.interventions import Interventions
@@ -164,24 +164,13 @@ class Loop:
         if run.labeled and state["labeled"]:
             run.labeled.prompts.restore(state["labeled"])
         self.reporter.restore(state)
-        self._say_rate()
+        announcement.warn_of_another_rate(
+            run, self.buffer, supervised_steps=self.supervised_steps, total_steps=self.reporter.total_steps
+        )
         if "guard" in state:  # checkpoints from before there were rollbacks lack it
             self.oversight.actions.restore(state["guard"])
             if self.oversight.actions.lr_factor != 1:
                 await self.interventions.scale_lr()
-
-    def _say_rate(self) -> None:
-        """Says what becomes of the learning rate where a run goes on to another number of steps."""
-        config, before = self.config, self.parts.before
-        if before is None or before.total_steps is None:
-            return
-        sft = config.actor.loss == "sft"
-        warmup, updates = (0, 1) if sft else (config.warmup.steps, config.actor.ppo_n_minibatches)
-        totals = [total - self.buffer.undone - warmup for total in (before.total_steps, self.reporter.total_steps)]
-        done = self.supervised_steps if sft else self.buffer.version - self.buffer.undone
-        done, was, now = (count * updates for count in (done, *totals))
-        if line := describe_change(config.actor.optimizer, "actor.optimizer", done=done, before=was, now=now):
-            log.warning("%s", line)
 
     async def _train(self) -> None:
         if self.ending.was_reached(supervised_done=self.supervised_steps >= self.supervised_total):

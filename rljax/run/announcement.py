@@ -1,4 +1,4 @@
-"""Announcement of a run: a few lines about it that are said before anything is compiled."""
+"""Announcement of a run: a few lines about it that are said before its first step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from rljax.config.learning_rate import describe_change
 from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.hf.read_model import read_model
 from rljax.hf.tensors import parameter_count
+from rljax.rollout.buffer import Buffer
+from rljax.run.parts import Run
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,25 @@ def say_where(config: Config, devices: Sequence[str]) -> None:
     """
     named = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
     log.info("devices: %s%s", config.allocation_mode, f" on {named}" if named else "")
+
+
+def warn_of_another_rate(run: Run, buffer: Buffer, *, supervised_steps: int, total_steps: int) -> None:
+    """Warns if the learning rate changes because a run goes on to another number of steps.
+
+    Args:
+      supervised_steps: finished ones.
+      total_steps: of the run as it is now, those that rollbacks cost included.
+    """
+    config, before = run.config, run.before
+    if before is None or before.total_steps is None:
+        return
+    sft = config.actor.loss == "sft"
+    warmup, updates = (0, 1) if sft else (config.warmup.steps, config.actor.ppo_n_minibatches)
+    totals = [total - buffer.undone - warmup for total in (before.total_steps, total_steps)]
+    done = supervised_steps if sft else buffer.version - buffer.undone
+    done, was, now = (count * updates for count in (done, *totals))
+    if line := describe_change(config.actor.optimizer, "actor.optimizer", done=done, before=was, now=now):
+        log.warning("%s", line)
 
 
 def describe_model(config: Config, model_dir: Path) -> str:
