@@ -168,20 +168,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.sanity.trial import checked, try_filter
     from rljax.sinks import context
     from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     await try_filter(config.rollout.should_accept_fn, accept, config.gconfig.n_samples)
     async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
-        workflow = build_workflow(
-            config.rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards,
-            arguments=config.rollout.workflow_args,
-            params=params,
-        )
+        workflow = workflow_of(config, tokenizer, rewards)
         if config.actor.loss != "sft":
             check_prompts(workflow, prompts.every(), prompts.where)
         for each in held_out:

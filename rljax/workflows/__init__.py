@@ -14,7 +14,15 @@ filters.py      which groups are trained on
 evaluations.py  the workflow on validation sets; scored.py, its results
 """
 
-from rljax.workflows.build import WORKFLOWS, build_workflow, check_prompts, sampling_params, scores_by_rewards, tools_of
+from rljax.workflows.build import (
+    WORKFLOWS,
+    build_workflow,
+    check_prompts,
+    sampling_params,
+    scores_by_rewards,
+    tools_of,
+    workflow_of,
+)
 from rljax.workflows.filters import FILTERS, find_filter
 from rljax.workflows.rlvr import complete, request_of
 
@@ -29,4 +37,5 @@ __all__ = [
     "sampling_params",
     "scores_by_rewards",
     "tools_of",
+    "workflow_of",
 ]
