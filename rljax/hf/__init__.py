@@ -13,7 +13,7 @@ weights.py          safetensors by tensor or slice; whole_model.py, of image-tex
 adapter.py          LoRA adapters as peft writes them
 gguf.py             a Llama in GGUF to a directory
 companion_files.py  files beside the weights; turn_ends.py, their EOS ids
-tokenizer.py        token ids, text and chat templates
+tokenizer.py        token ids, text and chat templates; tokenizer_files.py, what loads them
 agreement.py        whether tokenizer, template and model agree
 teacher.py          whether a teacher shares the policy's tokens
 """

@@ -32,7 +32,8 @@ from rljax.hf import adapter
 from rljax.hf.agreement import check as check_agreement
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec, read_vocab_size
-from rljax.hf.tokenizer import _eos_ids, build_char_tokenizer, load_tokenizer
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
+from rljax.hf.tokenizer_files import eos_ids
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import INDEX, WeightReader
 from rljax.metrics.accumulator import Accumulator
@@ -109,7 +110,7 @@ def read_weights(directory):
 
 
 def read_eos(directory):
-    _eos_ids(directory, types.SimpleNamespace(eos_token_id=2))
+    eos_ids(directory, types.SimpleNamespace(eos_token_id=2))
 
 
 def read_tokenizer(directory):
