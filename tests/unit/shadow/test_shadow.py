@@ -20,7 +20,7 @@ from rljax.shadow.differences import FACTOR, FLOAT32, Computed, compare, of_roun
 from rljax.shadow.learner import MOST_DROPPED, ShadowedLearner
 from rljax.shadow.process import Answer
 from rljax.testing.harness import make_config
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 from rljax.testing.models import VOCABULARY, make_model
 
 UPDATE = "ppo_actor/update"
