@@ -38,7 +38,7 @@ class Save(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Interventions:
-    """Hands of the guardrails: does what `Oversight` decided, and records it.
+    """Actions of the guardrails: does what `Oversight` decided, and records it.
 
     Example:
 
