@@ -199,6 +199,12 @@ def test_another_learner_is_needed(tmp_path):
             shadowed(config, learner, Pool("jax"), tmp_path, tmp_path)
 
 
+@pytest.mark.parametrize("engine", ["jax", "fsdp", "fake"])
+def test_the_shadow_of_an_engine_is_another_one_that_learns_unless_the_config_names_one(engine):
+    shadow = find_plugin(engine).shadow
+    assert shadow != engine and find_plugin(shadow).learns
+
+
 def make(engine, tmp_path, **overrides):
     pytest.importorskip("torch")
     config = config_of(
