@@ -61,7 +61,8 @@ def of_float32(right: Result) -> ResultBounds:
 def of_rounding(case: Case, right: Result, rounded: Result) -> ResultBounds:
     """Derives bounds from what rounding does to the results.
 
-    rounded: by transformers' model in the dtype of the case.
+    Args:
+      rounded: results of transformers' model in the dtype of the case.
     """
     critic = None
     if right.critic is not None and rounded.critic is not None:

@@ -37,7 +37,8 @@ class Certified(Learner, Protocol):
 def run(engine: str, case: Case, export_to: Path | None = None) -> Result:
     """Makes an engine's learner, with the weights of the case, and takes a step of each part.
 
-    export_to: directory for the policy as it was before the step.
+    Args:
+      export_to: directory for the policy as it was before the step.
     """
     made = find_plugin(engine).make_learner(case.config, Pool(engine), case.model_dir)
     learner = cast(Certified, made)  # the two learners of this package, which are `PhasedLearner`s, do

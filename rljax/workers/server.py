@@ -192,7 +192,8 @@ class WorkerServer:
     def revoke(self, version: int) -> None:
         """Voids all leases. A worker gets new ones when it has given up those that it holds.
 
-        version: workers with samplers of their own need these weights or newer ones for that.
+        Args:
+          version: workers with samplers of their own need these weights or newer ones for that.
         """
         self._least_version = version
         for worker in self._workers:
