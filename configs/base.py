@@ -1,6 +1,6 @@
 """Base of all config files: the defaults of the schema and of the installed engines' sections.
 
-docs/config.md has every key with its default; `rljax/config/schema.py` declares them.
+docs/config.md has every key with its default; `rljax/config/schema/` declares them.
 """
 
 from ml_collections import ConfigDict

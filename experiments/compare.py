@@ -37,13 +37,13 @@ JSON = flags.DEFINE_string("json", None, "File for the whole report.")
 def compare() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
-    from rljax.experiments import compare_engines
-    from rljax.experiments.compare_case import make_case
-    from rljax.experiments.compare_report import write_json
+    from rljax.experiments.comparison import subjects
+    from rljax.experiments.comparison.case import make_case
+    from rljax.experiments.comparison.report import write_json
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.spec import read_config
 
-    engines = compare_engines.check(ENGINES.value)
+    engines = subjects.check(ENGINES.value)
     config = main.config_from_flags()
     config_checks.check_values(config)
     if JSON.value:
@@ -54,7 +54,7 @@ def compare() -> None:
         other_dir = Path(OTHER.value) if OTHER.value else model_dir
         read_config(other_dir)  # refuses what is no model, before the first engine works for minutes
         case = make_case(config, model_dir, prompts=PROMPTS.value, tokens=TOKENS.value, dtype=DTYPE.value)
-        pairs = compare_engines.compare(case, engines, other_dir, with_layers=LAYERS.value)
+        pairs = subjects.compare(case, engines, other_dir, with_layers=LAYERS.value)
     for pair in pairs:
         print("\n".join(pair.lines()))
     if JSON.value:

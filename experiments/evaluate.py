@@ -165,18 +165,12 @@ async def _episodes(
     from rljax.rewards import RewardPool
     from rljax.rollout import evaluation
     from rljax.sanity.trial import checked
-    from rljax.workflows import build_workflow, check_prompts, sampling_params, scores_by_rewards
+    from rljax.workflows import check_prompts, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
 
     assert pools.sampler is not None
     async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
-        workflow = build_workflow(
-            config.rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards,
-            arguments=config.rollout.workflow_args,
-            params=sampling_params(config.gconfig, tokenizer),
-        )
+        workflow = workflow_of(config, tokenizer, rewards)
         for held_out in sets:
             check_prompts(workflow, held_out.prompts, held_out.where)
             if scores_by_rewards(workflow):

@@ -17,7 +17,7 @@ from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.experiments import train as binary
 from rljax.process.signals import request_stop
-from rljax.run import Outcome
+from rljax.run.parts import Outcome
 
 
 def train(

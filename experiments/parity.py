@@ -10,8 +10,8 @@ transformers' model in float64, one sequence at a time, and the numpy definition
 rljax/objective. So are the log-probs that the samplers of this machine give with completions of the
 exported policy. The optimizers are compared with each other: the change of every tensor in that
 step, and two steps in float64 on gradients of the same bits. Each difference has a bound, in
-bfloat16 derived from what rounding does to transformers' model (parity_bounds.py).
---json=FILE writes all of it. Exit status 0 if all hold, else 1. Needs the extra [torch].
+bfloat16 derived from what rounding does to transformers' model (certificate/bounds.py). --json=FILE
+writes all of it. Exit status 0 if all hold, else 1. Needs the extra [torch].
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from absl import flags
 from rljax.config.schema import Config
 from rljax.engines.http.config import SglangConfig
 from rljax.errors import UserError
-from rljax.experiments import main, parity_report
-from rljax.experiments.parity_case import make_case, with_policies_near
-from rljax.experiments.parity_report import Report
+from rljax.experiments import main
+from rljax.experiments.certificate.case import make_case, with_policies_near
+from rljax.experiments.certificate.report import Report, against_oracle, of_optimizers, of_sampler, of_steps
 
 main.define_config_flags(workdir=False)
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Dtype of the engines' arithmetic.")
@@ -64,35 +64,36 @@ def certify(config: Config, model_dir: Path, scratch: Path, dtype: str, sequence
     Raises UserError without torch, or for a model or a setting that an engine can't do.
     """
     try:
-        from rljax.experiments import parity_torch
-        from rljax.experiments.parity_oracle import Oracle
+        from rljax.experiments.certificate import torch_optimizer
+        from rljax.experiments.certificate.oracle import Oracle
     except ImportError as error:
         raise UserError(f"{error.name}: not installed (pip install 'rljax[torch]>=0.1')") from error
-    from rljax.experiments import parity_bounds, parity_engines, parity_jax
+    from rljax.experiments.certificate import engines, jax_optimizer
+    from rljax.experiments.certificate.bounds import largest_error, of_float32, of_rounding
 
     case = make_case(config, model_dir, dtype, sequences, length)
     oracle = Oracle(case)
     case = with_policies_near(case, oracle.logp())
     right, rounding = oracle.run(case), None if dtype == "float32" else oracle.in_dtype_of_case()
-    bounds = parity_bounds.of_rounding(case, right, rounding.run(case)) if rounding else parity_bounds.of_float32(right)
+    bounds = of_rounding(case, right, rounding.run(case)) if rounding else of_float32(right)
     results, checks, left_out = {}, [], []
     for engine in LEARNERS:
         exported, sampler = scratch / f"exported-{engine}", SAMPLERS[engine]
-        results[engine] = parity_engines.run(engine, case, exported)
-        checks += parity_report.against_oracle(engine, bounds, results[engine], right)
+        results[engine] = engines.run(engine, case, exported)
+        checks += against_oracle(engine, bounds, results[engine], right)
         if not can_sample(sampler, case.config):
             left_out.append(
                 f"{sampler}: not here, so its sampler is not in the certificate (sglang.python names its interpreter)"
             )
             continue
-        sampled = parity_engines.sample(sampler, case, exported)
-        scored = parity_engines.scored(sampled, oracle)
+        sampled = engines.sample(sampler, case, exported)
+        scored = engines.scored(sampled, oracle)
         bound = bounds.logp
         if rounding:  # of other tokens, so perhaps more
-            bound = max(bound, parity_bounds.largest_error(scored, parity_engines.scored(sampled, rounding)))
-        checks.append(parity_report.of_sampler(sampler, bound, sampled.logp, scored))
-    checks += parity_report.of_steps(bounds, *(results[engine].policy for engine in LEARNERS))
-    checks += parity_report.of_optimizers(parity_jax.two_steps(case), parity_torch.two_steps(case))
+            bound = max(bound, largest_error(scored, engines.scored(sampled, rounding)))
+        checks.append(of_sampler(sampler, bound, sampled.logp, scored))
+    checks += of_steps(bounds, *(results[engine].policy for engine in LEARNERS))
+    checks += of_optimizers(jax_optimizer.two_steps(case), torch_optimizer.two_steps(case))
     return Report(case, tuple(checks), tuple(left_out))
 
 

@@ -18,8 +18,9 @@ number of times, on either path.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ from rljax.errors import UserError
 from rljax.experiments import main
 
 if TYPE_CHECKING:
+    from rljax.config.schema import Config
+    from rljax.engine import Learner
+    from rljax.sinks.run_directory import RunDirectory
     from rljax.types import Group
 
 main.define_config_flags(what="With --step: directory of the run. With --batch: a new directory.")
@@ -42,6 +46,7 @@ DEBUG = flags.DEFINE_bool("debug", False, "With --step: stop in the debugger bef
 
 
 def replay() -> None:
+    """Makes a step again, or trains on batches, as the flags say."""
     if STEP.value is not None:
         if BATCH.value:
             raise UserError("--batch: excludes --step (whose batches are those that the run recorded)")
@@ -54,22 +59,27 @@ def replay() -> None:
         raise UserError("--batch: missing (a directory that `rljax rollout` wrote; or --step, a step of the run in --workdir)")
     if DEBUG.value:
         raise UserError("--debug: has no meaning without --step")
+    train_on_batches(main.config_from_flags())
+
+
+def train_on_batches(config: Config) -> None:
+    """Trains on the batches of --batch, in as many processes as the learner needs."""
     # --------------------------------------------------------------------------------------------------------------------
-    # Config and allocation
+    # Config and allocation: of the learner alone
     # --------------------------------------------------------------------------------------------------------------------
     from rljax import engine
     from rljax.config import allocation
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
 
-    config = main.config_from_flags()
     config_checks.check(config)
     warmup = dataclasses.replace(config.warmup, steps=0)
     config = dataclasses.replace(config_io.resolve(config), warmup=warmup, total_train_steps=config.total_train_steps or 1)
     pools = allocation.parse(config.allocation_mode, engine.find_plugin)
-    if pools.learner is None:
+    if (pool := pools.learner) is None:
         raise UserError(f"allocation_mode: {pools} cannot learn")
-    engine.check(config, dataclasses.replace(pools, sampler=None))
+    pools = dataclasses.replace(pools, sampler=None)
+    engine.check(config, pools)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here
@@ -77,33 +87,17 @@ def replay() -> None:
     from rljax import multiprocess
 
     workdir = main.workdir_from_flags()
-    engine.prepare(dataclasses.replace(pools, sampler=None))
-    process, processes = multiprocess.find_rank(config, pools.learner)
+    engine.prepare(pools)
+    process, processes = multiprocess.find_rank(config, pool)
     if process.rank > 0:
         return multiprocess.follow(process, workdir)
 
     # --------------------------------------------------------------------------------------------------------------------
-    # Batches
+    # Run directory
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import teacher
-    from rljax.hf.model_directory import prepare_model_directory
-    from rljax.hf.spec import read_vocab_size
-    from rljax.hf.tokenizer import load_tokenizer
-    from rljax.metrics.accumulator import PhaseTimer
-    from rljax.rollout import dump
-    from rljax.sinks import RunState, Status
-    from rljax.sinks.build import build as build_sinks
     from rljax.sinks.run_directory import RunDirectory
-    from rljax.train_step import learn
 
-    batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
-    for batch, groups in zip(BATCH.value, batches, strict=True):
-        if not any(group.trajectories for group in groups):
-            raise UserError(f"--batch: {batch} holds no trajectories: there is nothing to train on")
-
-    # --------------------------------------------------------------------------------------------------------------------
-    # Learner
-    # --------------------------------------------------------------------------------------------------------------------
+    batches = _load_batches()
     run = RunDirectory(workdir)
     with (
         main.recorded(run, config.stats_logger.max_log_mb),
@@ -112,28 +106,50 @@ def replay() -> None:
         if run.holds_a_run:
             raise UserError(f"--workdir: {run.path} holds a run; a replay starts in a directory of its own")
         run.begin(config)
-        model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
-        teacher.check(config.actor, model_dir)
-        tokenizer = load_tokenizer(model_dir)
-        _check_ids(batches, read_vocab_size(model_dir))
-        learner = leader.make_learner(config, pools.learner, model_dir)
-        sinks = build_sinks(config, run, tokenizer, first_step=0)
+        _learn(config, batches, run, functools.partial(leader.make_learner, config, pool))
 
-        # ----------------------------------------------------------------------------------------------------------------
-        # Steps
-        # ----------------------------------------------------------------------------------------------------------------
-        total = config.total_train_steps
-        timer = PhaseTimer(lambda _: None)
-        for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
-            learned = learn(learner, config, groups, step, timer)
-            sinks.write(step + 1, learned.metrics | timer.drain())
-            sinks.histograms(step + 1, learned.histograms)
-            sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
-        if config.saver.export_final:
-            learner.export(engine.ExportToDirectory(run.export))
-        sinks.status(Status(RunState.FINISHED, step=total or 0, version=total or 0, total_steps=total))
-        sinks.close()
-        learner.close()
+
+def _load_batches() -> list[list[Group]]:
+    """Loads the dumps of --batch. Raises UserError for one without trajectories."""
+    from rljax.rollout import dump
+
+    batches = [dump.load_shards([Path(directory) for directory in batch.split(",")]) for batch in BATCH.value]
+    for batch, groups in zip(BATCH.value, batches, strict=True):
+        if not any(group.trajectories for group in groups):
+            raise UserError(f"--batch: {batch} holds no trajectories: there is nothing to train on")
+    return batches
+
+
+def _learn(config: Config, batches: Sequence[list[Group]], run: RunDirectory, make_learner: Callable[[Path], Learner]) -> None:
+    """Takes the steps, on the batches in turn, and writes what a run writes of them."""
+    from rljax.engine import ExportToDirectory
+    from rljax.hf import teacher
+    from rljax.hf.model_directory import prepare_model_directory
+    from rljax.hf.spec import read_vocab_size
+    from rljax.hf.tokenizer import load_tokenizer
+    from rljax.metrics.accumulator import PhaseTimer
+    from rljax.sinks import RunState, Status
+    from rljax.sinks.build import build as build_sinks
+    from rljax.train_step import learn
+
+    model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
+    teacher.check(config.actor, model_dir)
+    tokenizer = load_tokenizer(model_dir)
+    _check_ids(batches, read_vocab_size(model_dir))
+    learner = make_learner(model_dir)
+    sinks = build_sinks(config, run, tokenizer, first_step=0)
+    total = config.total_train_steps
+    timer = PhaseTimer(lambda _: None)
+    for step, groups in enumerate(itertools.islice(itertools.cycle(batches), total)):
+        learned = learn(learner, config, groups, step, timer)
+        sinks.write(step + 1, learned.metrics | timer.drain())
+        sinks.histograms(step + 1, learned.histograms)
+        sinks.status(Status(RunState.RUNNING, step=step + 1, version=step + 1, total_steps=total))
+    if config.saver.export_final:
+        learner.export(ExportToDirectory(run.export))
+    sinks.status(Status(RunState.FINISHED, step=total or 0, version=total or 0, total_steps=total))
+    sinks.close()
+    learner.close()
 
 
 def _check_ids(batches: Sequence[Sequence[Group]], vocab_size: int | None) -> None:

@@ -128,20 +128,14 @@ async def _groups(
     from rljax.rollout.producer import GroupRunner
     from rljax.sanity.trial import checked
     from rljax.types import Group
-    from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
 
     failures: collections.Counter[str] = collections.Counter()
     params = sampling_params(config.gconfig, tokenizer)
     n_samples = config.gconfig.n_samples
 
     async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
-        workflow = build_workflow(
-            config.rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards,
-            arguments=config.rollout.workflow_args,
-            params=params,
-        )
+        workflow = workflow_of(config, tokenizer, rewards)
         check_prompts(workflow, prompts, source.where)
         if scores_by_rewards(workflow):
             some, key, total = source.spread(MOST), source.key, len(source)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import sys
@@ -20,15 +21,19 @@ from typing import TYPE_CHECKING
 from rljax.experiments import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rljax.config.allocation import Allocation, Pool
     from rljax.config.schema import Config
-    from rljax.engine import Learner
-    from rljax.loop import Outcome
+    from rljax.data import PromptSource
+    from rljax.data.held_out import HeldOut
+    from rljax.engine import Engine, Learner
+    from rljax.hf.tokenizer import HFTokenizer
+    from rljax.loop import Labeled, Outcome
     from rljax.multiprocess import Leader
     from rljax.process.watchdog import Watchdog
+    from rljax.rollout.evaluation import Evaluation
     from rljax.sinks import Sinks
     from rljax.sinks.run_directory import RunDirectory
     from rljax.workers.server import WorkerServer
@@ -104,7 +109,22 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))
 
 
-async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """Model and data of a run, checked."""
+
+    config: Config  # with the number of steps that the run will have
+    resolved: Config  # as config.json has it
+    model_dir: Path
+    tokenizer: HFTokenizer
+    prompts: PromptSource
+    labeled: Labeled | None  # the same with their answers, for supervised steps
+    learned: PromptSource  # those of the two whose number of passes ends the run
+    held_out: Sequence[HeldOut]
+
+
+def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
+    """Opens model directory and data, and checks them. Raises UserError."""
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
@@ -120,16 +140,14 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Data: prompts to train on, the same with their answers for supervised steps, and prompts to evaluate on
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax import announcement, engine
+    from rljax import engine
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
-    from rljax.loop import Labeled, Loop, Run
-    from rljax.process import interpreter
+    from rljax.loop import Labeled
     from rljax.rollout.limits import total_steps
     from rljax.sanity.start import at_start
     from rljax.workflows import tools_of
 
-    watchdog.watch_tasks()
     added = tools_of(config.rollout)
     prompts = open_prompts(config.train_dataset, key="train_dataset", seed=config.seed, tokenizer=tokenizer, added_tools=added)
     if config.actor.loss != "sft" and config.train_dataset.max_length is None:
@@ -154,33 +172,34 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     at_start(config, prompts, held_out, tokenizer, model_dir)
     resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
+    return Opened(config, resolved, model_dir, tokenizer, prompts, labeled, learned, held_out)
+
+
+async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
+    """Trains, on the event loop of the run."""
+    watchdog.watch_tasks()
+    opened = _open(config, pools, run)
+    config, model_dir, tokenizer = opened.config, opened.model_dir, opened.tokenizer
+    prompts, held_out = opened.prompts, opened.held_out
 
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.checkpoints.store import Checkpoints
     from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
-    from rljax.planning.run import estimate_of
+    from rljax.loop import Loop, Run
+    from rljax.process import interpreter
     from rljax.rewards import RewardPool
     from rljax.rewards.check import MOST
     from rljax.sanity.trial import checked, try_filter
-    from rljax.sinks import context
-    from rljax.sinks.build import build as build_sinks
-    from rljax.workflows import build_workflow, check_prompts, find_filter, sampling_params, scores_by_rewards
+    from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
 
     params = sampling_params(config.gconfig, tokenizer)
     accept = find_filter(config.rollout.should_accept_fn, mask_no_eos=config.actor.mask_no_eos)
     await try_filter(config.rollout.should_accept_fn, accept, config.gconfig.n_samples)
     async with RewardPool(config.reward) as rewards, contextlib.AsyncExitStack() as trials:
-        workflow = build_workflow(
-            config.rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards,
-            arguments=config.rollout.workflow_args,
-            params=params,
-        )
+        workflow = workflow_of(config, tokenizer, rewards)
         if config.actor.loss != "sft":
             check_prompts(workflow, prompts.every(), prompts.where)
         for each in held_out:
@@ -195,53 +214,23 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------
-        # What is recorded of the run
+        # Engine, and the loop over it
         # ----------------------------------------------------------------------------------------------------------------
-        def open_sinks(first_step: int) -> Sinks:
-            devices, data = engine.devices_of(pools), prompts.identity
-            protocols = {each.name: each.protocol for each in evaluations if each.protocol is not None}
-            this = context.session(
-                resolved, first_step=first_step, model_dir=model_dir, data=data, protocols=protocols, devices=devices
-            )
-            context.append(run, this)
-            announcement.say_where(config, devices)
-            estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
-            return build_sinks(config, run, tokenizer, first_step=first_step, estimate=estimate)
-
-        count = sum(len(each.prompts) for each in evaluations)
-        announcement.say_what(
-            config,
-            run.path,
-            model_dir,
-            saved=max(Checkpoints(run.path / "checkpoints", config.saver.keep_last).steps(), default=None),
-            prompts=len(learned),
-            skipped=learned.skipped,
-            held_out=count,
-            asked=resolved.total_train_steps,
-        )
-
-        # ----------------------------------------------------------------------------------------------------------------
-        # Engine, perhaps with a shadow of its learner, and the loop over it
-        # ----------------------------------------------------------------------------------------------------------------
-        from rljax.shadow import shadowed
-
-        def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
-            return shadowed(config, leader.make_learner(config, pool, model_dir), pool, model_dir, run.path)
-
-        made = engine.build(config, pools, model_dir, run.path, make_learner)
+        _announce(opened, run, evaluations)
+        engine = _build_engine(opened, pools, run, leader)
         interpreter.settle()
         return await Loop(
             Run(
                 config=config,
-                engine=made,
+                engine=engine,
                 prompts=prompts,
                 workflow=workflow,
                 params=params,
-                open_sinks=open_sinks,
+                open_sinks=functools.partial(_open_sinks, opened, pools, run, evaluations),
                 workdir=run.path,
                 accept=accept,
                 vocab_size=read_vocab_size(model_dir),
-                labeled=labeled,
+                labeled=opened.labeled,
                 evaluations=evaluations,
                 worker_server=_worker_server(config, model_dir, run) if config.actor.loss != "sft" else None,
                 before=run.read_status(),
@@ -249,6 +238,61 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
                 watchdog=watchdog,
             )
         ).run()
+
+
+def _announce(opened: Opened, run: RunDirectory, evaluations: Sequence[Evaluation]) -> None:
+    """Says what is about to be trained, before anything is compiled."""
+    from rljax.checkpoints.store import Checkpoints
+    from rljax.run import announcement
+
+    checkpoints = Checkpoints(run.path / "checkpoints", opened.config.saver.keep_last)
+    announcement.say_what(
+        opened.config,
+        run.path,
+        opened.model_dir,
+        saved=max(checkpoints.steps(), default=None),
+        prompts=len(opened.learned),
+        skipped=opened.learned.skipped,
+        held_out=sum(len(each.prompts) for each in evaluations),
+        asked=opened.resolved.total_train_steps,
+    )
+
+
+def _build_engine(opened: Opened, pools: Allocation, run: RunDirectory, leader: Leader) -> Engine:
+    """Makes sampler and learner, perhaps with a shadow of the learner."""
+    from rljax import engine
+    from rljax.shadow import shadowed
+
+    def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
+        return shadowed(config, leader.make_learner(config, pool, model_dir), pool, model_dir, run.path)
+
+    return engine.build(opened.config, pools, opened.model_dir, run.path, make_learner)
+
+
+def _open_sinks(
+    opened: Opened, pools: Allocation, run: RunDirectory, evaluations: Sequence[Evaluation], first_step: int
+) -> Sinks:
+    """Records what the run is made of, and opens the sinks of its metrics."""
+    from rljax import engine
+    from rljax.planning.run import estimate_of
+    from rljax.run import announcement
+    from rljax.sinks import context
+    from rljax.sinks.build import build as build_sinks
+
+    resolved, model_dir, devices = opened.resolved, opened.model_dir, engine.devices_of(pools)
+    protocols = {each.name: each.protocol for each in evaluations if each.protocol is not None}
+    this = context.session(
+        resolved,
+        first_step=first_step,
+        model_dir=model_dir,
+        data=opened.prompts.identity,
+        protocols=protocols,
+        devices=devices,
+    )
+    context.append(run, this)
+    announcement.say_where(opened.config, devices)
+    estimate = estimate_of(resolved, model_dir, devices, pools.devices, engine.find_plugin)
+    return build_sinks(opened.config, run, opened.tokenizer, first_step=first_step, estimate=estimate)
 
 
 def _worker_server(config: Config, model_dir: Path, run: RunDirectory) -> WorkerServer | None:

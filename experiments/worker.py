@@ -88,7 +88,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     from rljax.rewards import RewardPool
     from rljax.rollout.producer import GroupRunner, RetryingGenerator
     from rljax.workers.client import WorkerParts
-    from rljax.workflows import build_workflow, find_filter, sampling_params
+    from rljax.workflows import find_filter, sampling_params, workflow_of
 
     overrides = main.overrides_from_flags()
     if model_dir is not None:  # this worker does not sample from the servers of the run
@@ -98,13 +98,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
     tokenizer = load_tokenizer(tokenizer_dir, config.rollout)
     params = sampling_params(config.gconfig, tokenizer)
     async with RewardPool(config.reward) as rewards:
-        workflow = build_workflow(
-            config.rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards,
-            arguments=config.rollout.workflow_args,
-            params=params,
-        )
+        workflow = workflow_of(config, tokenizer, rewards)
         sampler: Sampler | None = None
         if model_dir is not None:
             pools = engine.allocate(config)

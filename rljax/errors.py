@@ -43,7 +43,10 @@ class RewardError(EpisodeError):
     kind = "reward_error"
 
     def __init__(self, message: str, place: str = "") -> None:
-        """place: file and line of users' code that raised, `my_rewards.py:12`; empty if unknown."""
+        """
+        Args:
+          place: file and line of users' code that raised, `my_rewards.py:12`; empty if unknown.
+        """
         super().__init__(message)
         self.place = place
 

@@ -21,8 +21,8 @@
     all of them  at most recover.hang_timeout                 the watchdog, which ends the run
     the end      what is closed, at most two minutes          the watchdog: the run's own status
 
-The producer (sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts in
-flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
+The producer (run/sampling.py, rollout/producer.py) is a task of the event loop that keeps prompts
+in flight; with rollout workers, a server leases the prompts to them instead (workers/). The tracker
 (rollout/tracker.py) decides what happens to each prompt afterwards. The learner (train_step.py)
 works in a thread, so that sampling goes on during an update. Between producer and learner is the
 buffer (rollout/buffer.py), which decides what may be generated and what may be trained on. At
@@ -36,9 +36,9 @@ prompts -> metrics -> guardrails -> evaluate -> save. A checkpoint therefore hol
 v + 1 steps and a buffer at version v + 1. Prompts in flight are generated again
 (checkpoints/recovery.py, checkpoints/store.py, rollout/journal.py).
 
-A guardrail (oversight.py) may stop the run, lower the learning rate, or roll back to an older
-checkpoint, as a new version (interventions.py): a version number never comes twice, and no token
-sampled before a rollback is trained on after it.
+A guardrail (run/oversight.py) may stop the run, lower the learning rate, or roll back to an older
+checkpoint, as a new version (run/interventions.py): a version number never comes twice, and no
+token sampled before a rollback is trained on after it.
 
 Steps count from the start of the run: supervised steps, and versions, which count RL steps and
 rollbacks.
@@ -57,24 +57,24 @@ from typing import Any
 
 from rljax import tracing
 from rljax.checkpoints.recovery import Recovery
-from rljax.config.learning_rate import describe_change
 from rljax.config.schema import FrequencyConfig
-from rljax.ending import Ending
 from rljax.engine import ExportToDirectory
 from rljax.errors import GuardrailError, TooManyFailures, UserError
-from rljax.evaluator import Evaluator
-from rljax.interventions import Interventions
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
 from rljax.metrics.mean import Mean, merge
-from rljax.oversight import Oversight, counted
 from rljax.process.signals import on_stop_signal
-from rljax.reporting import Reporter
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
 from rljax.rollout.tracker import waiting_in_buffer
-from rljax.run import Labeled, Outcome, Run
-from rljax.sampling import Sampling
+from rljax.run import announcement
+from rljax.run.ending import Ending
+from rljax.run.evaluator import Evaluator
+from rljax.run.interventions import Interventions
+from rljax.run.oversight import Oversight, counted
+from rljax.run.parts import Labeled, Outcome, Run
+from rljax.run.reporting import Reporter
+from rljax.run.sampling import Sampling
 from rljax.sinks import RunState
 from rljax.train_step import Learned, learn, supervise
 from rljax.types import Group
@@ -164,24 +164,13 @@ class Loop:
         if run.labeled and state["labeled"]:
             run.labeled.prompts.restore(state["labeled"])
         self.reporter.restore(state)
-        self._say_rate()
+        announcement.warn_of_another_rate(
+            run, self.buffer, supervised_steps=self.supervised_steps, total_steps=self.reporter.total_steps
+        )
         if "guard" in state:  # checkpoints from before there were rollbacks lack it
             self.oversight.actions.restore(state["guard"])
             if self.oversight.actions.lr_factor != 1:
                 await self.interventions.scale_lr()
-
-    def _say_rate(self) -> None:
-        """Says what becomes of the learning rate where a run goes on to another number of steps."""
-        config, before = self.config, self.parts.before
-        if before is None or before.total_steps is None:
-            return
-        sft = config.actor.loss == "sft"
-        warmup, updates = (0, 1) if sft else (config.warmup.steps, config.actor.ppo_n_minibatches)
-        totals = [total - self.buffer.undone - warmup for total in (before.total_steps, self.reporter.total_steps)]
-        done = self.supervised_steps if sft else self.buffer.version - self.buffer.undone
-        done, was, now = (count * updates for count in (done, *totals))
-        if line := describe_change(config.actor.optimizer, "actor.optimizer", done=done, before=was, now=now):
-            log.warning("%s", line)
 
     async def _train(self) -> None:
         if self.ending.was_reached(supervised_done=self.supervised_steps >= self.supervised_total):

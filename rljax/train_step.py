@@ -24,7 +24,7 @@ from rljax.batching import packing
 from rljax.batching.batch import Batch
 from rljax.batching.packing import Packing
 from rljax.config.schema import Config
-from rljax.config.schema_guard import UPDATE_ACTIONS
+from rljax.config.schema.guard import UPDATE_ACTIONS
 from rljax.engine import Learner
 from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guardrails import OUT_OF_BOUNDS, Event, UpdateBound, update_bounds

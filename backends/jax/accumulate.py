@@ -52,9 +52,10 @@ class GradientStep:
         self._zeros = jax.jit(self._nothing, out_shardings=(like[0], everywhere))
 
     def __call__(self, params: Tree, state: Tree, frozen: Tree, parts: Sequence[Tree]) -> tuple[Tree, Tree, Report]:
-        """parts: micro-batches of one shape.
+        """Takes one step. Returns the new parameters and state, and a report still on the device.
 
-        Returns the new parameters and state, and a report still on the device.
+        Args:
+          parts: micro-batches of one shape.
         """
         with dispatching(self._mesh):
             if len(parts) == 1:

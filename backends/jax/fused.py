@@ -170,24 +170,33 @@ def _loss_and_grads(
     with_gradients = scoring.over_rows(lax.pmax, -(-jnp.sum(moved) // size)) if several else count
     first = jax.tree.map(lambda x: x[0], chunks)
     shapes = jax.eval_shape(loss_of, *jax.eval_shape(lambda: (jnp.zeros(size, wide),) * 2), first[2])
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    metrics = {
-        name: mean._replace(min=jnp.full_like(mean.min, jnp.inf), max=jnp.full_like(mean.max, -jnp.inf))
-        for name, mean in nothing[1].items()
-    }
-    start = (
-        nothing[0],
-        metrics,
-        jnp.zeros(unembedding.shape, accumulator or unembedding.dtype),
-        jnp.zeros(chunks[0].shape, wide),
-    )
-    loss, metrics, d_unembedding, d_ordered = lax.fori_loop(0, with_gradients, with_gradient, start)
+    sums = jnp.zeros(unembedding.shape, accumulator or unembedding.dtype), jnp.zeros(chunks[0].shape, wide)
+    loss, metrics, d_unembedding, d_ordered = lax.fori_loop(0, with_gradients, with_gradient, (*_of_no_token(shapes), *sums))
     d_hidden = d_ordered.reshape(-1, hidden.shape[1])[: len(labels)]
     if several:
         loss, metrics = lax.fori_loop(with_gradients, count, without, (loss, metrics))
         d_hidden = jnp.zeros_like(d_hidden).at[order].set(d_hidden, unique_indices=True)
     d_hidden = scoring.over_vocabulary(lax.psum, d_hidden)
-    reduced = {
+    d_unembedding = scoring.over_rows(lax.psum, d_unembedding.astype(unembedding.dtype))
+    return scoring.over_rows(lax.psum, loss), _over_ranks(metrics, scoring), d_hidden.astype(hidden.dtype), d_unembedding
+
+
+def _as_row(tokens: TokenArrays) -> TokenArrays:
+    return jax.tree.map(lambda x: x[None], tokens)
+
+
+def _of_no_token(shapes: tuple[Any, dict[str, Any]]) -> tuple[Array, dict[str, MeanArrays]]:
+    """Returns the loss and the metrics of no token, to add those of chunks to."""
+    loss, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return loss, {
+        name: mean._replace(min=jnp.full_like(mean.min, jnp.inf), max=jnp.full_like(mean.max, -jnp.inf))
+        for name, mean in metrics.items()
+    }
+
+
+def _over_ranks(metrics: dict[str, MeanArrays], scoring: Scoring) -> dict[str, MeanArrays]:
+    """Reduces metrics over the devices that have other rows."""
+    return {
         name: MeanArrays(
             scoring.over_rows(lax.psum, mean.sum),
             scoring.over_rows(lax.psum, mean.count),
@@ -196,12 +205,6 @@ def _loss_and_grads(
         )
         for name, mean in metrics.items()
     }
-    d_unembedding = scoring.over_rows(lax.psum, d_unembedding.astype(unembedding.dtype))
-    return scoring.over_rows(lax.psum, loss), reduced, d_hidden.astype(hidden.dtype), d_unembedding
-
-
-def _as_row(tokens: TokenArrays) -> TokenArrays:
-    return jax.tree.map(lambda x: x[None], tokens)
 
 
 def _merge(a: dict[str, MeanArrays], b: dict[str, MeanArrays]) -> dict[str, MeanArrays]:

@@ -29,7 +29,7 @@ VOCABULARY = "tensor"
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """The static part of the op."""
+    """Settings of the op, static in compiled programs, and its reductions over a mesh."""
 
     temperature: float = 1.0
     softcap: float | None = None
@@ -37,7 +37,7 @@ class Scoring:
     mesh: Mesh | None = None
 
     def sharded(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        """function on each device's part; as it is without a mesh."""
+        """Returns the function as each device runs it on its part; itself without a mesh."""
         if self.mesh is None:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -217,17 +217,17 @@ class Transformer(nnx.Module):
         attention: Attention = XlaAttention(),
         unroll: bool = False,
     ) -> None:
-        """dtype is computed in, param_dtype stored; remat says what the backward pass recomputes
-        of a layer.
-
-        attention: of the rows of a call.
-        unroll: layers one after the other instead of in a loop: what the backward pass needs is
-        never copied into stacked
-          arrays, and compile time grows with depth.
-
-        precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to
-        those of exact arithmetic (and of transformers) where a long sum is held in one float32:
-        XLA on the CPU. Costs time.
+        """
+        Args:
+          dtype: of the arithmetic.
+          param_dtype: of the stored parameters.
+          remat: what the backward pass recomputes of a layer.
+          precise: sums in blocks and correctly rounded roots in the norms, for logits nearer to
+            those of exact arithmetic (and of transformers) where a long sum is held in one float32:
+            XLA on the CPU. Costs time.
+          attention: of the rows of a call.
+          unroll: layers one after the other instead of in a loop: what the backward pass needs is
+            never copied into stacked arrays, and compile time grows with depth.
         """
         if remat not in REMAT:
             raise ValueError(f"remat must be one of {', '.join(REMAT)}, not {remat!r}")

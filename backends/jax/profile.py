@@ -95,8 +95,10 @@ class StepTrace:
     """
 
     def __init__(self, directory: str) -> None:
-        """directory: where the trace goes, for TensorBoard, XProf or Perfetto; empty: nothing is
-        written.
+        """
+        Args:
+          directory: where the trace goes, for TensorBoard, XProf or Perfetto; empty: nothing is
+            written.
         """
         self._directory = directory
         self._steps = 0

@@ -25,7 +25,8 @@ def add_gradients(
     The loss of a micro-batch is its share of the minibatch's: a sum whose weights include the
     normalizer. So neither gradients nor metrics depend on how rows are split.
 
-    before: called before each micro-batch, with whether it is the last one.
+    Args:
+      before: called before each micro-batch, with whether it is the last one.
     """
     total: Tensor | None = None
     metrics: Metrics = {}

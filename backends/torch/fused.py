@@ -109,7 +109,8 @@ def _loss_and_grads(
 ) -> tuple[Tensor, dict[str, MeanArrays], list[Tensor]]:
     """Computes loss, metrics and [d_hidden, d_unembedding], one chunk of rows at a time.
 
-    moved: rows that may have a gradient; with fewer than all, those of `objective.moved_by`.
+    Args:
+      moved: rows that may have a gradient; with fewer than all, those of `objective.moved_by`.
     """
     if moved == len(labels):
         return _in_order(hidden, unembedding, labels, tokens, objective, scoring, accumulator)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Settings of the op."""
+    """Settings of the op, and its reductions over ranks."""
 
     temperature: float = 1.0
     softcap: float | None = None

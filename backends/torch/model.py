@@ -177,9 +177,10 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _checkpointed(forward: Callable[..., Any], remat: str, whole: bool) -> Callable[..., Any]:
     """Recomputes a layer in the backward pass, as `remat` says.
 
-    whole: recompute the layer to its end. An early stop may fall between the start of a collective
-    and the wait for it (adapters in a layer split over `t`); torch would then keep its buffers, a
-    few tensors per step.
+    Args:
+      whole: recompute the layer to its end. An early stop may fall between the start of a
+        collective and the wait for it (adapters in a layer split over `t`); torch would then keep
+        its buffers, a few tensors per step.
     """
     if remat == "none":
         return forward

@@ -150,7 +150,8 @@ class PhasedLearner(abc.ABC, Generic[PhaseT, CriticT]):
     def _together(self, what: str, action: Callable[[], Result]) -> Result:
         """Runs an action in every process. If it raises UserError in one, all of them raise.
 
-        what: what could not be done, for the message.
+        Args:
+          what: what could not be done, for the message.
         """
 
     def _read_meta(self, directory: Path) -> dict[str, Any]:

@@ -107,7 +107,8 @@ class BroadcastGroup:
 
         Runs in a thread: over NCCL, ending a group waits for its pending work.
 
-        broken: a transfer failed in the middle, so the group is aborted.
+        Args:
+          broken: a transfer failed in the middle, so the group is aborted.
         """
         group, name = self.group, self.name
         self.group, self.name, self.members = None, "", ()

@@ -121,7 +121,8 @@ def _store(rank: int, world: int, timeout: datetime.timedelta) -> Any:
 def cpu_group(timeout: float) -> dist.ProcessGroup:
     """Makes a group of all ranks over the CPU, whose calls don't mix with others. A collective.
 
-    timeout: seconds for one of its collectives.
+    Args:
+      timeout: seconds for one of its collectives.
     """
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
     return group

@@ -72,10 +72,11 @@ class TorchLearner(PhasedLearner[Phase, Critic]):
     def __init__(self, config: Config, pool: Pool, model_dir: Path, *, described: bool = False) -> None:
         """Joins the other processes and loads the model.
 
-        described: no weights are read, for tensors that have no data.
+        Args:
+          described: no weights are read, for tensors that have no data.
 
-        Raises UserError if the model or a setting is not supported, or the processes don't fit the
-        pool.
+        Raises:
+          UserError: the model or a setting is not supported, or the processes don't fit the pool.
         """
         super().__init__(config, model_dir, read_model(model_dir))
         self._rank_mesh: RankMesh = distributed.join(pool, config.recover.hang_timeout)

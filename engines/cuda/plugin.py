@@ -85,6 +85,7 @@ class FsdpPlugin(Plugin):
     learns = True
     transports = TRANSPORTS
     formats = (FORMAT,)
+    shadow = "jax"
     config_class = FsdpConfig
 
     def check(self, config: Config, allocation: Allocation) -> None:

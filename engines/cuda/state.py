@@ -73,8 +73,11 @@ def _whole(name: str, tensor: Tensor, policy: Policy) -> np.ndarray:
 def from_named(named: Mapping[str, Mapping[str, np.ndarray]], tree: Tree, policy: Policy, updates: int) -> Tree:
     """Fills the parts of `tree` with shards of named arrays; parts that `named` lacks stay.
 
-    updates: optimizer steps of the policy if there are no counts. Raises UserError if an array
-    doesn't fit.
+    Args:
+      updates: optimizer steps of the policy if there are no counts.
+
+    Raises:
+      UserError: an array doesn't fit.
     """
     found = _flat(tree)
     inside = {part: [path for path in found if path.rpartition("/")[0] == prefix] for part, prefix in PARTS.items()}

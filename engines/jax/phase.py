@@ -39,9 +39,12 @@ class Phase:
         bounds: Sequence[UpdateBound] = (),
         rounding: Rounding | None = None,
     ) -> None:
-        """key: config key of `config`, for messages. prefix: of the names of loss, grad_norm, lr
-        and skipped. bounds: a step whose metrics break one is not taken. rounding: of the
-        parameters where they are published.
+        """
+        Args:
+          key: config key of `config`, for messages.
+          prefix: of the names of loss, grad_norm, lr and skipped.
+          bounds: a step whose metrics break one is not taken.
+          rounding: of the parameters where they are published.
         """
         self._prefix = prefix
         self._everywhere = replicated(mesh)

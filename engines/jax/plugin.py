@@ -21,7 +21,7 @@ NAME = "jax"  # of the entry point
 
 
 class JaxPlugin(Plugin):
-    """Imports the engines when they are made: naming the plugin loads no jax."""
+    """Plugin of the JAX sampler and learner. jax is imported only when one of them is made."""
 
     dims = "dtf"
     samples = True

@@ -40,7 +40,10 @@ class Policy:
     """
 
     def __init__(self, config: Config, mesh: Mesh, model_dir: Path, *, described: bool = False) -> None:
-        """described: the parameters are shapes alone, to compile for devices that are not there."""
+        """
+        Args:
+          described: the parameters are shapes alone, to compile for devices that are not there.
+        """
         actor, settings = config.actor, JaxConfig.of(config)
         self.mesh = mesh
         self.dtype = jnp.dtype(actor.dtype)
@@ -129,10 +132,12 @@ class Policy:
         return self.copied(MASTER) if self._adapted else None
 
     def rounded_away(self, before: Tree) -> Mean:
-        """Share of the weights that an update of the adapters moved, but whose published value
-        stayed. Measured on the adapted projections of the middle layer.
+        """Returns the share of the weights that an update moved, but whose published value stayed.
 
-        before: the adapters before the update.
+        It is measured on the adapted projections of the middle layer.
+
+        Args:
+          before: the adapters before the update.
         """
         with dispatching(self.mesh):
             found = self._measure(before, self.trained, self.frozen)

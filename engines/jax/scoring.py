@@ -35,14 +35,17 @@ ROWS_PER_SHARD = 8  # of one call
 class BitwiseScorer:
     """Log-probs of whole sequences.
 
+    Parameters come in the master dtype, merged with any adapters.
+
     Example: scorer(params, [np.array([9, 4, 7, 2])]) -> [array([0., -1.2, -0.3, -0.8])]
     """
 
     def __init__(
         self, spec: ModelSpec, mesh: Mesh, dtype: str, temperature: float, chunk: int, length: int, precise: bool
     ) -> None:
-        """length: tokens of the longest sequence; params come in the master dtype, merged with any
-        adapters.
+        """
+        Args:
+          length: tokens of the longest sequence.
         """
         self._mesh = mesh
         self._length = padded_length(length, mesh)

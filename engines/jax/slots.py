@@ -124,7 +124,10 @@ class SlotTable:
     """
 
     def __init__(self, slots: int, context: int, *, page_size: int, pages: int, shards: int = 1) -> None:
-        """pages: of each shard's pool; enough for a row of `context` tokens."""
+        """
+        Args:
+          pages: of each shard's pool; enough for a row of `context` tokens.
+        """
         self.tenants: list[Tenant | None] = [None] * slots
         self.tokens = np.zeros((slots, context), np.int32)  # prompt and completion of the tenant
         self.length = np.zeros(slots, np.int32)  # of those

@@ -42,10 +42,13 @@ def to_named(tree: Tree, table: Table) -> dict[str, dict[str, np.ndarray]]:
 
 
 def from_named(state: PortableState, tree: Tree, table: Table, updates: int) -> Tree:
-    """The tree with what the state has in its parts, and its own elsewhere. Raises UserError where
-    something doesn't fit.
+    """Returns the tree with what the state has in its parts, and its own elsewhere.
 
-    updates: the policy's optimizer steps where there are no counts.
+    Args:
+      updates: the policy's optimizer steps where there are no counts.
+
+    Raises:
+      UserError: something doesn't fit.
     """
     found = _copied(tree)
     for part in parts_of(state, [part for part, path in PARTS.items() if _at(tree, path) is not None]):

@@ -30,9 +30,10 @@ class Teacher:
     """
 
     def __init__(self, config: Config, directory: Path, mesh: Mesh, attention: Attention) -> None:
-        """Raises UserError where the directory's model can't be loaded, or not on this mesh.
+        """Loads the model. Raises UserError if it can't be loaded, or not on this mesh.
 
-        attention: the policy's, for whose bounds the rows are cut.
+        Args:
+          attention: the policy's, for whose bounds the rows are cut.
         """
         spec, dtype, temperature = ModelSpec.from_directory(directory), config.actor.dtype, config.gconfig.temperature
         chunk = logit_rows_of(config, spec, mesh)

@@ -100,9 +100,9 @@ def _judge(directory: Path) -> None:
 
 def _judge_live(directory: Path) -> None:
     from rljax.experiments.bench.run_library import kept
+    from rljax.experiments.bench.run_library.healthy import HEALTHY
     from rljax.experiments.bench.run_library.live import judge_live
     from rljax.experiments.bench.run_library.pool import HALVES
-    from rljax.experiments.bench.run_library.recipes import HEALTHY
 
     names = [recipe.name for recipe in HEALTHY]
     for half in HALVES.values():

@@ -114,9 +114,5 @@ def _with_commas(final: str) -> str:
     return f"{int(whole):,}{point}{rest}" if whole.lstrip("-").isdigit() else final
 
 
-def _with_cents(final: str) -> str:
-    return final if "." in final else f"{final}.00"
-
-
 if __name__ == "__main__":
     main.run_main(measure)

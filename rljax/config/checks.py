@@ -13,8 +13,8 @@ from typing import NamedTuple
 from rljax.config.keys import walk
 from rljax.config.registry import nearest
 from rljax.config.schema import Config
-from rljax.config.schema_guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
-from rljax.config.schema_training import PROJECTIONS
+from rljax.config.schema.guard import ACTIONS, BOUNDS, OF_UPDATE, UPDATE_ACTIONS
+from rljax.config.schema.training import PROJECTIONS
 from rljax.config.validation import check_best, validation_sets
 from rljax.errors import UserError
 

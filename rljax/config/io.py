@@ -4,7 +4,7 @@
     config = from_dict(base.get_config())                                 # in a test
     config == from_json(to_json(config))
 
-The dataclasses of `rljax/config/schema.py` and those of the engines are the schema: a key they
+The dataclasses of `rljax/config/schema/` and those of the engines are the schema: a key they
 don't have, a key that is missing and a value of another type are each refused with one line. An
 engine's section may be left out, or have some keys only. Overrides are read by that schema and not
 by `config_flags`, which takes a field's type from its current value: it can't set an optional key

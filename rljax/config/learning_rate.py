@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rljax.config.schema_training import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 from rljax.errors import UserError
 
 SCHEDULES = ("constant", "linear", "cosine")

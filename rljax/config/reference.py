@@ -18,7 +18,7 @@ from rljax.config.schema import Config
 _INTRODUCTION = """\
 # Every key of the config
 
-Written by `python -m rljax.config.reference` from the schema (`rljax/config/schema.py`); don't edit it.
+Written by `python -m rljax.config.reference` from the schema (`rljax/config/schema/`); don't edit it.
 
 A config file is a Python file with a `get_config()` that starts from `base.get_config()` of `configs/base.py` and sets what
 differs; `--config.KEY=VALUE` sets a key on the command line. An optional key takes `None`, a list commas (`a,b`) or a

@@ -8,13 +8,15 @@ history.py      a run's metrics by step, histograms, samples, config and context
 run_files.py    reads the files of a run directory
 series.py       series of one metric; robust statistics
 rule.py         what a rule is; thresholds.py, the numbers of rules and where these come from
-rules/          the rules, a file per link; names.py, progress.py, evidence.py, text.py serve them
+rules/          the rules, a file per link; names.py, progress.py, evidence.py, text.py and
+                planned.py serve them
 registry.py     rules of this package and of others, by entry point
 finding.py      findings, their order, the diagnosis
 doctor.py       judges a run by all rules; live.py, while it goes on
-render.py       a diagnosis as text; reference.py, docs/doctor.md; report/, the HTML report
-importers/      logs of TRL and verl as a History
-audit.py        reward-hacking audit; checklist.py, compare.py, private.py, seeds.py likewise
+reference.py    writes docs/doctor.md
+report/         the HTML report
+summaries/      the verdict as text, audits, checklists, two runs compared, several seeds together
+importers/      logs of TRL and verl as a History; advice.py has causes in their words
 """
 
 from rljax.diagnosis.doctor import diagnose

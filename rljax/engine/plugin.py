@@ -58,6 +58,9 @@ class Plugin:
     formats: tuple[str, ...] = ()
     """Checkpoint formats, as in meta.json, that `read_checkpoint` reads."""
 
+    shadow: str = "fsdp"
+    """Engine whose learner recomputes batches of this one's, unless `parity.shadow_engine` names another."""
+
     config_class: type[EngineConfig] | None = None
     """Frozen dataclass of the config section that has the engine's name; None for an engine without settings."""
 

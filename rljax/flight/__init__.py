@@ -4,6 +4,8 @@ recorder.py    writes the batch of each step, in a thread of its own
 recording.py   what was written, and which steps can be made again
 replayer.py    brings a learner to the state after any recorded step
 comparison.py  metrics of a step as recorded and as made again
+store.py       files of the recorder, and which of them are deleted
+rescore.py     scores a batch again; critic_fit.py trains the critic alone on it
 
 WORKDIR/flight/<step>/step.json            format, step, version, parent, config
                      /batch.safetensors    token ids, masks, log-probs, versions (rollout/dump.py)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rljax.checkpoints.disk import reason
 from rljax.config.schema import Config
 from rljax.flight.recording import Header, Kept
-from rljax.flight.shelf import Shelf
+from rljax.flight.store import RecordStore
 from rljax.train_step import Scored
 from rljax.types import Group
 
@@ -43,26 +43,26 @@ class Recorder:
         self.parent = first_step
         self._parents: dict[int, int] = {}
         self._checkpoints = config.flight.keep_checkpoints
-        self._jobs: queue.SimpleQueue[Callable[[Shelf], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[RecordStore], None] | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(QUEUE)
-        self._shelf: Shelf | None = None  # None: there is nothing to record, or no place for it
+        self._store: RecordStore | None = None  # None: there is nothing to record, or no place for it
         self._records = False  # True until an error ends the recording
         if not config.flight.steps:
             return
         try:
-            self._shelf = Shelf(config, workdir, first_step)
-            self._parents = self._shelf.parents()
+            self._store = RecordStore(config, workdir, first_step)
+            self._parents = self._store.parents()
         except OSError as error:
             self._give_up(error)
             return
         self._records = True
-        self._thread = threading.Thread(target=self._work, args=[self._shelf], name="flight recorder", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=[self._store], name="flight recorder", daemon=True)
         self._thread.start()
 
     @property
     def held(self) -> Collection[int]:
         """Steps of the checkpoints that kept steps are made again from."""
-        return self._shelf.held if self._shelf else frozenset()
+        return self._store.held if self._store else frozenset()
 
     def record(self, step: int, version: int, groups: Sequence[Group], lr_factor: float) -> None:
         """Records the batch of a step that is about to be made.
@@ -72,11 +72,11 @@ class Recorder:
           lr_factor: of the learning rates, as `Learner.scale_lr` has it.
         """
         header = self._next(step, version, lr_factor)
-        self._wait_and_put(lambda shelf: shelf.add(header, groups))
+        self._wait_and_put(lambda store: store.add(header, groups))
 
     def scored(self, step: int, scored: Scored) -> None:
         """Records what was computed from a step's batch before the first update."""
-        self._wait_and_put(lambda shelf: shelf.add_scores(step, scored))
+        self._wait_and_put(lambda store: store.add_scores(step, scored))
 
     def rolled_back(self, step: int, target: int) -> None:
         """Records that the learner was restored.
@@ -87,7 +87,7 @@ class Recorder:
         """
         self.parent = target
         header = self._next(step, None, 1.0)
-        self._put(lambda shelf: shelf.add(header, ()))
+        self._put(lambda store: store.add(header, ()))
 
     def _next(self, step: int, version: int | None, lr_factor: float) -> Header:
         header = Header(step, version, self.parent, lr_factor)
@@ -104,14 +104,14 @@ class Recorder:
           why: one line: which guard or rule spoke.
           checkpoints: steps of the checkpoints that exist now; None to keep the batch alone.
         """
-        if self._shelf is None or step not in self._parents:
+        if self._store is None or step not in self._parents:
             return
         base, steps = None, [step]
         if checkpoints is not None:
             base, steps = self._way_to(step, checkpoints)
-            if base is None or not self._shelf.hold(base, self._checkpoints):
+            if base is None or not self._store.hold(base, self._checkpoints):
                 base, steps = None, [step]
-        self._put(lambda shelf: shelf.keep(Kept(step, why, base), steps))
+        self._put(lambda store: store.keep(Kept(step, why, base), steps))
 
     def _way_to(self, step: int, checkpoints: Collection[int]) -> tuple[int | None, list[int]]:
         """Returns the nearest checkpoint before a step (0: the initial model), and the steps since."""
@@ -127,29 +127,29 @@ class Recorder:
             self._jobs.put(None)
             self._thread.join(PATIENCE)
 
-    def _wait_and_put(self, job: Callable[[Shelf], None]) -> None:
+    def _wait_and_put(self, job: Callable[[RecordStore], None]) -> None:
         """Has a job done, after a wait if many are waiting."""
         if self._records and not self._room.acquire(timeout=PATIENCE):
             self._give_up(TimeoutError(f"nothing was written for {PATIENCE:g} s"))
 
-        def counted(shelf: Shelf) -> None:
+        def counted(store: RecordStore) -> None:
             try:
-                job(shelf)
+                job(store)
             finally:
                 self._room.release()
 
         self._put(counted)
 
-    def _put(self, job: Callable[[Shelf], None]) -> None:
+    def _put(self, job: Callable[[RecordStore], None]) -> None:
         if self._records:
             self._jobs.put(job)
 
-    def _work(self, shelf: Shelf) -> None:
+    def _work(self, store: RecordStore) -> None:
         while (job := self._jobs.get()) is not None:
             if not self._records:
                 continue
             try:
-                job(shelf)
+                job(store)
             except Exception as error:  # whatever it is, the run goes on
                 self._give_up(error)
 

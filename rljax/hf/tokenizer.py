@@ -20,13 +20,13 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rljax import json_fields
 from rljax.chat.labeled_turns import learned_turns
 from rljax.chat.messages import Message, Tool
 from rljax.chat.pictures import EncodedPictures, PictureProcessor, has_pictures, load_processor
 from rljax.chat.template import Chat, ChatTemplate
 from rljax.config.schema import RolloutConfig
 from rljax.errors import UserError
+from rljax.hf.tokenizer_files import eos_ids, transformers_class
 from rljax.types import Prompt
 
 DEFAULTS = RolloutConfig()
@@ -382,13 +382,13 @@ def load_tokenizer(directory: str | Path, rollout: RolloutConfig = DEFAULTS) -> 
     if not directory.is_dir():
         raise UserError(f"tokenizer: no such directory: {directory} (a HF model directory with tokenizer.json)")
     try:
-        inner = _transformers_class(directory).from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        inner = transformers_class(directory).from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken file
         reason = " ".join(str(error).split())
         raise UserError(f"tokenizer: cannot load {directory}: {reason}") from error
-    return HFTokenizer(inner, directory, _eos_ids(directory, inner), rollout)
+    return HFTokenizer(inner, directory, eos_ids(directory, inner), rollout)
 
 
 def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
@@ -443,52 +443,3 @@ def _joined(begun: Message, rest: Message) -> Message:
     """Returns the turn that another one goes on with."""
     texts = {key: begun.get(key, "") + rest.get(key, "") for key in ("content", "reasoning_content")}
     return {**begun, **rest, **{key: text for key, text in texts.items() if text or key == "content"}}
-
-
-def _transformers_class(directory: Path) -> Any:
-    if (directory / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast  # reads tokenizer.json as it is
-
-        return PreTrainedTokenizerFast
-    if (directory / "tokenizer_config.json").is_file():
-        for name in ("tokenizer_config.json", "config.json"):
-            if _names_code(directory / name):
-                raise UserError(
-                    f"tokenizer: {directory} has no tokenizer.json, and auto_map in {name} names Python code, which is not"
-                    " run (save the tokenizer with a tokenizer.json)"
-                )
-        from transformers import AutoTokenizer  # makes one from sentencepiece or vocabulary files
-
-        return AutoTokenizer
-    raise UserError(f"tokenizer: {directory} has no tokenizer.json")
-
-
-def _names_code(path: Path) -> bool:
-    """Returns whether a file of a model directory says that its tokenizer is code of the directory."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    names = config.get("auto_map") if isinstance(config, dict) else None
-    return bool(names) and (not isinstance(names, dict) or "AutoTokenizer" in names)
-
-
-def _eos_ids(directory: Path, inner: Any) -> list[int]:
-    """Returns the EOS ids of generation_config.json, config.json and the tokenizer, in that order.
-
-    Those of config.json's text_config are included.
-    """
-    ids: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        if not path.is_file():
-            continue
-        content = json_fields.read_object(path, {"eos_token_id": json_fields.TOKEN_IDS, "text_config": json_fields.OBJECT})
-        for section in (content, content.get("text_config")):
-            if section is not None:
-                json_fields.check(section, {"eos_token_id": json_fields.TOKEN_IDS}, f"{path}: text_config")
-            found = section.get("eos_token_id") if isinstance(section, dict) else None
-            ids += found if isinstance(found, list) else [] if found is None else [found]
-    if inner.eos_token_id is not None:
-        ids.append(inner.eos_token_id)
-    return list(dict.fromkeys(int(i) for i in ids))

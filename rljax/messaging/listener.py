@@ -20,7 +20,7 @@ from typing import Any
 from rljax.messaging import handshake
 from rljax.messaging.framing import UNPROVED, FramingError, receive, send
 from rljax.messaging.handshake import HandshakeError, ListenerHandshake
-from rljax.messaging.sparing import Sparing
+from rljax.messaging.rate_limit import RateLimited
 
 MAX_UNPROVED = 16  # connections at once that are still in their handshake
 MIN_TIME = 0.5  # seconds that each of them has at least, even if others wait
@@ -69,7 +69,7 @@ class Listener:
         self._lock, self._admitting = threading.Condition(), threading.Lock()
         self._unproved: dict[socket.socket, float] = {}  # connections by time of arrival, oldest first
         self._closed = self._warned = False
-        self._say = Sparing(log.info)  # anyone may come, as often as they like
+        self._say = RateLimited(log.info)  # anyone may come, as often as they like
         self._socket = _listening(address)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         threading.Thread(target=self._run, daemon=True, name=f"listener for {peers}").start()

@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rljax.messaging.listener import BACKLOG, EXHAUSTED
-from rljax.messaging.sparing import Sparing
+from rljax.messaging.rate_limit import RateLimited
 from rljax.process.tasks import Tasks
 
 MAX_STRANGERS = 16  # connections at once that have not shown a token
@@ -159,11 +159,11 @@ class WebServer:
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """Log of aiohttp's, with one sparing line for what is not HTTP, which needs no token to send."""
+    """Log of aiohttp's, with few lines for what is not HTTP, which needs no token to send."""
 
     def __init__(self, peers: str) -> None:
         super().__init__(logging.getLogger("aiohttp.server"), {})
-        self._peers, self._say = peers, Sparing(log.warning)
+        self._peers, self._say = peers, RateLimited(log.warning)
 
     def exception(self, msg: object, *args: object, **options: Any) -> None:
         error = options.get("exc_info")

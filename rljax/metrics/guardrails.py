@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rljax.config.schema import GuardConfig
-from rljax.config.schema_guard import ACTIONS, OF_UPDATE, UPDATE_ACTIONS
+from rljax.config.schema.guard import ACTIONS, OF_UPDATE, UPDATE_ACTIONS
 from rljax.metrics.mean import Mean
 
 

@@ -13,6 +13,7 @@ find.py         finds this process's rank: from the engine (a TPU pod), or in to
 leader.py       rank 0: starts the others or waits for them; `DistributedLearner`
 followers.py    rank 0's connections: calls, replies, and which rank failed first
 follower.py     ranks 1 and up
+pending.py      calls that go on after their reply, in all ranks
 rendezvous.py   connects followers to their leader through WORKDIR/ranks/leader.json
 """
 

@@ -31,7 +31,7 @@ from rljax.engine.rank import ProcessRank
 from rljax.errors import UserError
 from rljax.messaging.framing import FramingError, Message, receive, send
 from rljax.multiprocess import rendezvous
-from rljax.multiprocess.later import LATER
+from rljax.multiprocess.pending import CALL_ENDED
 from rljax.process.watchdog import Watchdog
 
 HEARTBEAT = 2.0  # seconds between heartbeats
@@ -117,7 +117,7 @@ def _described(method: str, error: BaseException) -> dict[str, str]:
 def _report_end(reply: Callable[[Message], None], method: str, number: int, future: Future[None]) -> None:
     """Tells the leader that what a call began has ended."""
     error = future.exception()
-    reply(Message(LATER, {"number": number, "error": None if error is None else _described(method, error)}))
+    reply(Message(CALL_ENDED, {"number": number, "error": None if error is None else _described(method, error)}))
 
 
 def _call(learner: Learner, method: str, message: Message) -> Future[None] | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rljax.errors import RankFailed, UserError
 from rljax.messaging.framing import ConnectionClosed, FramingError, Message, receive, send
-from rljax.multiprocess.later import LATER, LaterEnds
+from rljax.multiprocess.pending import CALL_ENDED, PendingCalls
 
 SETTLING_TIME = 1.0  # seconds from a rank's first error until the verdict: the death of another rank may be the cause
 SAME_ERROR_TIME = 30.0  # seconds within which all ranks must raise an error for it to count as common to all
@@ -98,8 +98,8 @@ class FollowerConnection:
                 self.last_heard = time.monotonic()
                 if message.kind == "reply":
                     self._followers.replied(self, message.fields)
-                elif message.kind == LATER:
-                    self._followers.ends.told(self.rank, int(message.fields["number"]), message.fields.get("error"))
+                elif message.kind == CALL_ENDED:
+                    self._followers.pending.told(self.rank, int(message.fields["number"]), message.fields.get("error"))
                 elif message.kind == "hung":
                     self._followers.hung(self, str(message.fields["method"]))
         except (ConnectionClosed, ConnectionResetError):
@@ -148,7 +148,7 @@ class Followers:
         self._silence, self._explain = silence, explain
         self._on_trouble, self._on_failure = on_trouble, on_failure
         self._followers: dict[int, FollowerConnection] = {}
-        self.ends = LaterEnds()
+        self.pending = PendingCalls()
         self._learner_thread = LearnerThread()
         self._changed = threading.Condition()
         self._calling = threading.Lock()
@@ -199,7 +199,7 @@ class Followers:
             future = self._learner_thread.submit(local)
             future.add_done_callback(lambda _: self._wake())
             result = self._await_call(future, self._number, wait)
-            return self.ends.of_all(self._number, frozenset(self._followers), result) if later else result
+            return self.pending.of_all(self._number, frozenset(self._followers), result) if later else result
 
     def _await_call(self, future: concurrent.futures.Future[Any], number: int, wait: bool) -> Any:
         """Waits until all ranks have ended the call, or can't any more.
@@ -316,7 +316,7 @@ class Followers:
         with self._changed:
             self.failure = self.failure or failure
             self._changed.notify_all()
-        self.ends.fail(self.failure)
+        self.pending.fail(self.failure)
         self._on_failure(self.failure)
 
     def _verdict(self) -> RankFailed:

@@ -7,6 +7,16 @@ mapping of named numbers among which "reward" is the total:
         return float(completion.strip() == prompt.fields["answer"])
 
 `reward.name` is one of REWARDS, or "package.module:function".
+
+score.py          scores, and the rewards that a config can name
+shapes.py         functions of other systems' shapes, told apart by their parameters
+exact.py          equal text
+mathematics.py    equal as mathematics
+final_answer.py   the answer that a completion commits to; answers.py, to vote over
+reasoning_gym.py  scorers of reasoning-gym
+pool.py           processes in which rewards run; process.py, one of them
+process_main.py   its main program
+check.py          whether rewards can score the records of a data set
 """
 
 from rljax.rewards.pool import RewardPool

@@ -55,7 +55,6 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textbf)\{(?P<inner>[^{}]*)\}")
 _INTRODUCED = re.compile(r"\A\\text\{[^{}]*(?:\bis|=|:)\s*\}")  # \text{The answer is }18
 _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s?\d)")
 _WITH_UNIT = re.compile(rf"{_AMOUNT}(?:\s+[A-Za-z]{{2,}}\.?)*")  # 18 dollars
-_BOXED_SCALE = re.compile(rf"{_AMOUNT}")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _BETWEEN_BOXES = re.compile(r"[\s$,;.]*(?:\\text\{)?\s*(?:and|or)?\s*\}?[\s$,;]*", re.IGNORECASE)
 _GROUPS = re.compile(

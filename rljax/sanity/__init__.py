@@ -9,7 +9,8 @@
     rewards.py     rewards of gold answers and of wrong ones
     filters.py     the filter of groups, on a made-up one
     trial.py       reward and filter, at the start of a run
+    start.py       what is checked at every start of a run (`at_start`)
     rollouts.py    rewards of real episodes
 
-experiments.check makes all of them; what is cheap is made at every start of a run (`at_start`).
+experiments.check makes all of them.
 """

@@ -34,7 +34,7 @@ def shadowed(config: Config, learner: Learner, pool: Pool, model_dir: Path, work
     """
     if not config.parity.shadow_every:
         return learner
-    engine = config.parity.shadow_engine or ("jax" if pool.engine == "fsdp" else "fsdp")
+    engine = config.parity.shadow_engine or find_plugin(pool.engine).shadow
     plugin = find_plugin(engine)
     if not plugin.learns or engine == pool.engine:
         raise UserError(f"parity.shadow_engine: {engine!r} is no other learner (name another engine that learns)")

@@ -10,6 +10,13 @@ sinks.evaluated(13, "math", "17", trajectory)
 sinks.event(Event(13, "max_approx_kl", ...))  # an action of a guardrail
 sinks.status(Status(RunState.RUNNING, step=13, version=13, total_steps=100))
 sinks.close()
+
+build.py          the sinks that a config asks for
+run_directory.py  the run directory, and the sink that writes its files
+config_record.py  configs of a run; context.py, what else may explain a difference
+planned.py        plan.json
+live.py           progress on a terminal or as lines
+tensorboard.py    TensorBoard; wandb.py, Weights & Biases
 """
 
 from __future__ import annotations
@@ -104,6 +111,28 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flushes and closes the sink."""
         ...
+
+
+class PartialSink:
+    """Base of sinks that drop what a sink may drop: the run directory has all of it.
+
+    A subclass has `write`, `status` and `close`, and what it does not drop.
+    """
+
+    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        """Histograms are in histograms.jsonl."""
+
+    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
+        """Samples are in samples.jsonl."""
+
+    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
+        """Groups are in groups.jsonl."""
+
+    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
+        """Samples of evaluations are in eval_samples.jsonl."""
+
+    def event(self, event: Event) -> None:
+        """Events are in guard.jsonl, and in the log; their counts are metrics."""
 
 
 class Sinks:

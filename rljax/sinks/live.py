@@ -10,13 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-import numpy as np
-
-from rljax.metrics.guardrails import Event
-from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
-from rljax.sinks import RunState, Status
-from rljax.types import Group, Trajectory
+from rljax.sinks import PartialSink, RunState, Status
 
 # Metrics on the terminal, in this order, and their short names.
 SHOWN = {
@@ -40,7 +35,7 @@ WALL = "timeperf/wall"
 ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss", "ppo_actor/update/loss", "rollout/staleness")
 
 
-class LineSink:
+class LineSink(PartialSink):
     """Sink for logs and pipes: a line every few seconds, with means since the last one.
 
     The first step has a line, and so have a new verdict and the end.
@@ -62,21 +57,6 @@ class LineSink:
         self._latest = merge([self._latest, metrics])
         if self._status is not None and step == self._status.step:
             self._print(self._status)
-
-    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Histograms are in histograms.jsonl."""
-
-    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
-        """Samples are in samples.jsonl."""
-
-    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
-        """Groups are in groups.jsonl."""
-
-    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
-        """Samples of evaluations are in eval_samples.jsonl."""
-
-    def event(self, event: Event) -> None:
-        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         before, self._status = self._status, status
@@ -123,7 +103,7 @@ class LineSink:
         """Leaves the stream open; the caller owns it."""
 
 
-class LiveSink:
+class LiveSink(PartialSink):
     """Sink for a terminal: a progress bar and a table of the latest values with their history."""
 
     def __init__(self) -> None:
@@ -145,21 +125,6 @@ class LiveSink:
             if name in metrics and metrics[name].count:
                 self._history.setdefault(name, []).append(metrics[name].value)
         self._draw()
-
-    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Histograms are in histograms.jsonl."""
-
-    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
-        """Samples are in samples.jsonl."""
-
-    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
-        """Groups are in groups.jsonl."""
-
-    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
-        """Samples of evaluations are in eval_samples.jsonl."""
-
-    def event(self, event: Event) -> None:
-        """Events are in guard.jsonl, and in the log."""
 
     def status(self, status: Status) -> None:
         self._progress.update(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rljax.metrics.guardrails import Event
-from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, merge
-from rljax.sinks import Status
+from rljax.sinks import PartialSink, Status
 from rljax.sinks.run_directory import RunDirectory, dump
-from rljax.types import Group, Trajectory
 
 FILE = "plan.json"
 PEAKS = ("memory/learner_peak_bytes", "memory/sampler_peak_bytes")
@@ -22,7 +19,7 @@ WALL = "timeperf/wall"
 MOST_STEPS = 256  # whose seconds are kept, the newest
 
 
-class PlanSink:
+class PlanSink(PartialSink):
     """Writes the estimate at once, and what was measured beside it when it is closed.
 
     A resumed run writes the file anew.
@@ -51,21 +48,6 @@ class PlanSink:
             self._rates = merge([self._rates, {name: metrics[name] for name in RATES if name in metrics}])
             self._walls.extend(metrics[name].value for name in (WALL,) if name in metrics)
         self._compiled = True
-
-    def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Histograms are in histograms.jsonl."""
-
-    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
-        """Samples are in samples.jsonl."""
-
-    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
-        """Groups are in what the run directory keeps of them."""
-
-    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
-        """Evaluations are in evaluations/."""
-
-    def event(self, event: Event) -> None:
-        """Events are in guard.jsonl."""
 
     def status(self, status: Status) -> None:
         """Status is in status.json."""

@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rljax.errors import UserError
-from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
-from rljax.sinks import Status
-from rljax.types import Group, Trajectory
+from rljax.sinks import PartialSink, Status
 
 
-class TensorBoardSink:
+class TensorBoardSink(PartialSink):
     """Sink for TensorBoard: scalars by the names of metrics.jsonl, histograms, the verdict.
 
     Steps after `first_step` that an earlier process wrote are purged.
@@ -67,18 +63,6 @@ class TensorBoardSink:
 
     def _write(self, step: int, values: Sequence[Any]) -> None:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-
-    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
-        """Samples are in samples.jsonl."""
-
-    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
-        """Groups are in groups.jsonl."""
-
-    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
-        """Samples of evaluations are in eval_samples.jsonl."""
-
-    def event(self, event: Event) -> None:
-        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         """Writes the verdict as text when it changes, and flushes."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from rljax import json_lines
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.metrics.guardrails import Event
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
-from rljax.sinks import Status
+from rljax.sinks import PartialSink, Status
 from rljax.sinks.run_directory import RunDirectory
-from rljax.types import Group, Trajectory
 
 ID = "wandb_id"  # file of a run directory: the id of its W&B run
 
@@ -35,7 +31,7 @@ def forget_lost_steps(run: RunDirectory, newest: int | None, first_step: int) ->
         (run.path / ID).unlink(missing_ok=True)
 
 
-class WandbSink:
+class WandbSink(PartialSink):
     """Sink that writes scalars and histograms to W&B, under the names of metrics.jsonl.
 
     WORKDIR/wandb_id has the id of the W&B run, which a resumed run continues. W&B can't take back
@@ -83,18 +79,6 @@ class WandbSink:
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         pairs = {name: (histogram.counts, histogram.edges) for name, histogram in histograms.items()}
         self._run.log({f"{name}/histogram": self._histogram(np_histogram=pair) for name, pair in pairs.items()}, step=step)
-
-    def sample(self, step: int, uid: str, trajectory: Trajectory, advantage: np.ndarray) -> None:
-        """Samples are in samples.jsonl."""
-
-    def group(self, step: int, group: Group, advantages: Sequence[np.ndarray]) -> None:
-        """Groups are in groups.jsonl."""
-
-    def evaluated(self, step: int, name: str, uid: str, trajectory: Trajectory) -> None:
-        """Samples of evaluations are in eval_samples.jsonl."""
-
-    def event(self, event: Event) -> None:
-        """Events are in guard.jsonl; their counts are metrics."""
 
     def status(self, status: Status) -> None:
         self._run.summary.update({"state": str(status.state), "version": status.version, "verdict": status.verdict})

@@ -2,7 +2,9 @@
 
     sampler_contract.py        required behavior of every sampler
     learner_contract.py        required behavior of every learner
+    learner_batches.py         batches and configs for its tests
     distillation_contract.py   the same with a teacher
+    attention_suite.py         required results of every attention over packed rows
     parity_suite.py            a backend's losses and objective against the float64 oracle
     parity_logprobs.py         the same for log-probs, also fused with the objective
     parity_backend.py          methods that a subclass of these fills in

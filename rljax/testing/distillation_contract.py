@@ -18,7 +18,7 @@ from rljax.config.schema import Config
 from rljax.engine import Learner
 from rljax.errors import UserError
 from rljax.testing import models
-from rljax.testing.learner_contract import UPDATE, Episode, config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import UPDATE, Episode, config_of, episodes, first_fit, pack
 from rljax.testing.models import VOCABULARY
 from rljax.types import PROMPT_VERSION
 

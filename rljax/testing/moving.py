@@ -15,7 +15,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Learner, PortableState, find_plugin
 from rljax.metrics.mean import Mean
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack, untimed
 from rljax.testing.models import VOCABULARY
 
 SPECIAL = 3  # ids below it are not characters

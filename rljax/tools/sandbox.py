@@ -59,7 +59,7 @@ exec(compile(last, "<code>", "single"), space)
 
 
 class Outcome(enum.StrEnum):
-    """End of a run."""
+    """End of a piece of code."""
 
     OK = "ok"
     ERROR = "error"  # it raised, was killed by a limit, or ended with another status than 0
@@ -69,7 +69,7 @@ class Outcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """Result of a run."""
+    """Output of a piece of code, and how it ended."""
 
     output: str  # stdout and stderr, cut to the limit
     outcome: Outcome
@@ -77,7 +77,7 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of one run."""
+    """Limits on a piece of code."""
 
     seconds: float = 5.0  # of wall-clock time; of CPU time as well
     memory_mb: int = 512  # address space of the process
@@ -100,7 +100,7 @@ class Sandbox:
     It belongs to one event loop.
 
     Args:
-      concurrent: processes at once; further runs wait.
+      concurrent: processes at once; further calls wait.
 
     Raises:
       UserError: bubblewrap or libseccomp is missing, or this machine does not allow namespaces.

@@ -43,10 +43,11 @@ from rljax.messaging.framing import Message
 from rljax.messaging.listener import Listener
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.mean import Mean, merge
-from rljax.rollout.buffer import Buffer, Ticket, newest_version, ticket_to_json
+from rljax.rollout.buffer import Buffer, newest_version, ticket_to_json
 from rljax.rollout.tracker import PromptTracker
 from rljax.tracing import Process, TraceFile
 from rljax.types import Request
+from rljax.workers.attached import AttachedWorker
 from rljax.workers.connection import PROTOCOL, STREAM_BUFFER, Connection, PeerError, host_and_port
 from rljax.workers.files import send_files
 from rljax.workers.launcher import WorkerProcesses
@@ -78,28 +79,6 @@ class Job:
     generator: Generator
     accumulator: Accumulator
     export: Export
-
-
-@dataclasses.dataclass(eq=False)
-class AttachedWorker:
-    """A worker that passed the handshake, as the trainer sees it."""
-
-    connection: Connection
-    name: str
-    own_sampler: bool  # it has a sampler of its own
-    capacity: int  # prompts at once
-    leases: dict[tuple[int, int], Ticket] = dataclasses.field(default_factory=dict)  # by index and attempt
-    requests: dict[int, asyncio.Task[None]] = dataclasses.field(default_factory=dict)  # to the trainer's sampler, by number
-    version: int | None = None  # of the weights that were sent to its own sampler
-    ready: bool = False  # it has all it needs to begin
-    revoking: int = 0  # `revoke` messages that it has not answered; what it sends before is of void leases
-    transfer: asyncio.Task[None] | None = None  # sends files to it
-    process: Process | None = None  # as the trace has it; None: it has sent nothing for the trace
-
-    @property
-    def free(self) -> int:
-        """Number of prompts that it can take beside its leases."""
-        return self.capacity - len(self.leases)
 
 
 class WorkerServer:
@@ -213,7 +192,8 @@ class WorkerServer:
     def revoke(self, version: int) -> None:
         """Voids all leases. A worker gets new ones when it has given up those that it holds.
 
-        version: workers with samplers of their own need these weights or newer ones for that.
+        Args:
+          version: workers with samplers of their own need these weights or newer ones for that.
         """
         self._least_version = version
         for worker in self._workers:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from rljax.chat.messages import Tool
 from rljax.compat import areal_workflow
 from rljax.config import registry
-from rljax.config.schema import GenerationConfig, RolloutConfig
+from rljax.config.schema import Config, GenerationConfig, RolloutConfig
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
@@ -49,6 +49,17 @@ def build_workflow(
         takes = ", ".join(p for p in inspect.signature(cls).parameters if p not in ("tokenizer", "rewards")) or "none"
         raise UserError(f"rollout.workflow_args: {name}: {error} (it takes: {takes})") from error
     return _checked(name, cls(tokenizer=tokenizer, rewards=rewards, **arguments))
+
+
+def workflow_of(config: Config, tokenizer: Tokenizer, rewards: Rewards) -> Workflow:
+    """Builds the workflow of a config. Raises as `build_workflow` and `sampling_params`."""
+    return build_workflow(
+        config.rollout.workflow,
+        tokenizer=tokenizer,
+        rewards=rewards,
+        arguments=config.rollout.workflow_args,
+        params=sampling_params(config.gconfig, tokenizer),
+    )
 
 
 def _checked(name: str, workflow: Any) -> Workflow:

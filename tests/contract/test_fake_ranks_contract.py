@@ -18,7 +18,8 @@ from rljax.errors import UserError
 from rljax.multiprocess.follower import serve
 from rljax.multiprocess.followers import Followers
 from rljax.multiprocess.leader import DistributedLearner
-from rljax.testing.learner_contract import LearnerContract, config_of
+from rljax.testing.learner_batches import config_of
+from rljax.testing.learner_contract import LearnerContract
 
 SIZE = 3
 _numbers = itertools.count()

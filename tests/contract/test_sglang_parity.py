@@ -9,8 +9,10 @@ pytest.importorskip("torch", reason="the certificate needs the extra [torch]")
 
 from rljax.config import io as config_io
 from rljax.engines.http.client import HttpSampler
-from rljax.experiments import parity, parity_engines, parity_report
-from rljax.experiments.parity_oracle import Oracle
+from rljax.experiments import parity
+from rljax.experiments.certificate import engines
+from rljax.experiments.certificate.oracle import Oracle
+from rljax.experiments.certificate.report import of_sampler
 from rljax.testing.models import config_of, make_model
 from tests.shared import sglang_device, sglang_flags
 
@@ -41,6 +43,6 @@ def test_sglangs_log_probs_are_the_oracles(dtype, tmp_path, monkeypatch):
 
     generate = HttpSampler.generate
     monkeypatch.setattr(HttpSampler, "generate", untempered)
-    sampled = parity_engines.sample("sglang", report.case, tmp_path / "exported-fsdp")
-    right = parity_engines.scored(sampled, Oracle(report.case))
-    assert not parity_report.of_sampler("sglang", check.bound, sampled.logp, right).holds
+    sampled = engines.sample("sglang", report.case, tmp_path / "exported-fsdp")
+    right = engines.scored(sampled, Oracle(report.case))
+    assert not of_sampler("sglang", check.bound, sampled.logp, right).holds

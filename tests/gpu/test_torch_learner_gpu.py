@@ -13,7 +13,7 @@ from rljax.config.allocation import Pool
 from rljax.engine import ExportToSampler
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.mutation.fault import Fault
 
 CLIENT = "tests/unit/engines/http/test_http_client.py::"
+HEALTH = "tests/unit/engines/http/test_http_health.py::"
 SERVER = "tests/unit/engines/http/test_http_server.py::"
 TEXT = "tests/unit/engines/http/test_server_text.py::"
 ENGINE = "tests/unit/engine/test_engine.py::"
@@ -24,11 +25,11 @@ def _at(test: str, file: str, old: str, new: str, equivalent: str = "") -> Fault
 EDGES = (
     _at("tests/unit/test_hanging_run.py", "rljax/process/watchdog.py", "        if failed:", "        if False:"),
     _at(
-        CLIENT + "test_what_a_silent_server_had_goes_elsewhere_when_it_is_lost",
+        HEALTH + "test_what_a_silent_server_had_goes_elsewhere_when_it_is_lost",
         *("engines/http/calls.py", "if remote.member is not member:", "if False:"),
     ),
     _at(
-        CLIENT + "test_a_fault_of_ours_in_a_check_costs_its_server_alone",
+        HEALTH + "test_a_fault_of_ours_in_a_check_costs_its_server_alone",
         *("engines/http/health.py", "except Exception as error:  # a fault", "except OSError as error:  # a fault"),
     ),
     _at(
@@ -36,7 +37,7 @@ EDGES = (
         *("engines/http/client.py", "if failures > self._retries:", "if failures > self._retries + 1:"),
     ),
     _at(
-        CLIENT + "test_a_publish_waits_for_no_server_that_is_lost",
+        HEALTH + "test_a_publish_waits_for_no_server_that_is_lost",
         *("engines/http/calls.py", "self.unless_lost(remote, asyncio.ensure_future(act(remote)))", "act(remote)"),
     ),
     _at(
@@ -104,7 +105,7 @@ EDGES = (
     ),
     _at(
         TIMEOUT + "test_a_tool_that_never_returns_costs_its_prompt_alone",
-        *("rljax/sampling.py", "            config.episode_timeout,", "            None,"),
+        *("rljax/run/sampling.py", "            config.episode_timeout,", "            None,"),
     ),
     _at(
         "tests/unit/process/test_watchdog.py::test_the_innermost_frame_of_a_suspended_task_is_named",

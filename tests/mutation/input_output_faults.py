@@ -12,7 +12,7 @@ RECORDS, CHAT = f"{UNIT}/data/test_chat_records.py", f"{UNIT}/chat/test_chat.py"
 FORMATS, FUNCTIONS = f"{UNIT}/data/test_formats.py", f"{UNIT}/rewards/test_reward_functions.py"
 LIBRARY, LOOP, DIRECTORY = (
     f"{UNIT}/experiments/test_library.py",
-    f"{UNIT}/test_loop.py",
+    f"{UNIT}/test_loop_end.py",
     f"{UNIT}/sinks/test_run_directory.py",
 )
 AREAL, AGREEMENT, EXPORT = (
@@ -143,12 +143,12 @@ GOES_IN = (
             'handler = _log_to(run.path / "log.txt", max_log_mb << 19)',
             'handler = _log_to(Path("/dev/null"), 1)',
         ),
-        ("rljax/announcement.py", 'log.info("data: %d', 'log.debug("data: %d'),
+        ("rljax/run/announcement.py", 'log.info("data: %d', 'log.debug("data: %d'),
     ),
     *_seen_by(
         "in: a run that goes on does not say from where",
         f"{LIBRARY}::test_a_cosine_that_goes_on_says_what_becomes_of_the_rate",
-        ("rljax/announcement.py", '"" if saved is None else f", to go on from step {saved}"', '""'),
+        ("rljax/run/announcement.py", '"" if saved is None else f", to go on from step {saved}"', '""'),
     ),
     *_seen_by(
         "in: an async function is called and not awaited",
@@ -262,8 +262,8 @@ COMES_OUT = (
         f"{LOOP}::test_a_run_whose_groups_are_all_rejected_is_not_finished "
         f"{LOOP}::test_a_run_that_did_less_than_it_was_asked_to_is_not_finished",
         ("rljax/rollout/limits.py", "return line, by_steps or buffer.consumed < LEAST_SHARE * asked", "return line, False"),
-        ("rljax/ending.py", "if not is_incomplete:", "if True:"),
-        ("rljax/ending.py", "        raise IncompleteRun(error)\n", ""),
+        ("rljax/run/ending.py", "if not is_incomplete:", "if True:"),
+        ("rljax/run/ending.py", "        raise IncompleteRun(error)\n", ""),
     ),
     *_seen_by(
         "out: more steps than asked, after a stop",
@@ -336,9 +336,9 @@ COMES_OUT = (
     ),
     *_seen_by(
         "out: no model, or another",
-        f"{UNIT}/test_evaluator.py",
-        ("rljax/ending.py", "await asyncio.to_thread(self._export_best, step)", "pass"),
-        ("rljax/ending.py", 'self.run.engine.learner.restore(best.path / "learner")', "pass"),
+        f"{UNIT}/run/test_evaluator.py",
+        ("rljax/run/ending.py", "await asyncio.to_thread(self._export_best, step)", "pass"),
+        ("rljax/run/ending.py", 'self.run.engine.learner.restore(best.path / "learner")', "pass"),
         (
             "rljax/loop.py",
             "return self.config.evaluator.best is not None and self.evaluator.score(self.step) is not None",
@@ -388,7 +388,7 @@ COMES_OUT = (
         "out: a rate that changes in silence",
         f"{RATE} {LIBRARY}::test_a_cosine_that_goes_on_says_what_becomes_of_the_rate",
         ("rljax/config/learning_rate.py", "if was(done) == becomes(done) and done < before:", "if True:"),
-        ("rljax/loop.py", "        self._say_rate()\n", ""),
+        ("rljax/run/announcement.py", "    if before is None or before.total_steps is None:", "    if True:"),
     ),
     *_seen_by(
         "out: two views of one run that differ",

@@ -32,18 +32,19 @@ from rljax.hf import adapter
 from rljax.hf.agreement import check as check_agreement
 from rljax.hf.rope import frequencies
 from rljax.hf.spec import ModelSpec, read_vocab_size
-from rljax.hf.tokenizer import _eos_ids, build_char_tokenizer, load_tokenizer
+from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
+from rljax.hf.tokenizer_files import eos_ids
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.hf.weights import INDEX, WeightReader
 from rljax.metrics.accumulator import Accumulator
 from rljax.metrics.guard_actions import GuardActions
 from rljax.rollout import dump
 from rljax.rollout.buffer import Buffer
+from rljax.run.verdicts import Verdicts
 from rljax.sinks import Sinks, context
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 from rljax.testing.harness import Numbers, make_config, make_run
 from rljax.testing.models import make_model
-from rljax.verdicts import Verdicts
 
 NUMBERS = (0, 1, -1, 2**31, 2**70, 0.5, -1e308, 1e400)
 ODD = (None, True, False, *NUMBERS, "", "7", "llama", "\0", "x" * 300, [], [1], ["a", None], {}, {"a": 1}, [[]])
@@ -109,7 +110,7 @@ def read_weights(directory):
 
 
 def read_eos(directory):
-    _eos_ids(directory, types.SimpleNamespace(eos_token_id=2))
+    eos_ids(directory, types.SimpleNamespace(eos_token_id=2))
 
 
 def read_tokenizer(directory):

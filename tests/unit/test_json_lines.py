@@ -17,8 +17,8 @@ from rljax.diagnosis.run_files import Tail
 from rljax.json_lines import LineFile, backwards, cut, ends, lines, newest_step, parts
 from rljax.metrics.guardrails import Event
 from rljax.metrics.mean import Mean
+from rljax.run.verdicts import Verdicts
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
-from rljax.verdicts import Verdicts
 
 SIZES = st.sampled_from([1, 60, 300, 1 << 30])  # bytes of a part
 STEPS = st.lists(st.integers(1, 9), max_size=20).map(sorted)
@@ -203,7 +203,7 @@ def bytes_read() -> int:
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no reads")
 def test_a_resume_reads_as_much_of_a_long_run_as_of_one_that_is_half_as_long(tmp_path, monkeypatch):
     """Counts reads of one file, as of an older release, and of parts with lines to cut."""
-    monkeypatch.setattr("rljax.verdicts.MOST_MB", 1)
+    monkeypatch.setattr("rljax.run.verdicts.MOST_MB", 1)
     monkeypatch.setattr(json_lines, "CHECKED", 1 << 18)
     names = ("metrics.jsonl", "samples.jsonl", "histograms.jsonl", "guard.jsonl", "groups.jsonl", "eval_samples.jsonl")
 

@@ -1,81 +1,21 @@
-"""The loop on the fake engine: the invariants that the loop keeps, those of resuming among them."""
+"""The loop on the fake engine: what is sampled, trained on and published, and in which order."""
 
 import asyncio
 import dataclasses
-import os
-import shutil
-import signal
 import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from rljax import loop, reporting
-from rljax.checkpoints.recovery import require_checkpoints
+from rljax import loop
 from rljax.engines.fake import model
 from rljax.engines.fake.sampler import FakeSampler, Trouble
-from rljax.errors import IncompleteRun, RewardTimeout, TooManyFailures, UserError
-from rljax.metrics.mean import Mean
+from rljax.errors import RewardTimeout, TooManyFailures
 from rljax.rollout.trajectories import trajectory_of
-from rljax.sinks import RunState, Status
-from rljax.testing.harness import IN_MEMORY, MemorySink, Numbers, RememberingLearner, Repeat, make_run, read_back, spell
-from rljax.types import Completion, Finish, Group, Request, SamplingParams, Trajectory
-
-ASYNC = {"rollout.max_head_offpolicyness": 2}
-NOT_COMPARED = ("timeperf/", "perf/", "rollout/wait/")  # of this machine, at that time
-
-
-class Killed(BaseException):
-    """Stands for kill -9 at a point of the run: nothing of ours catches it."""
-
-
-class Sinks:
-    """Makes the sinks of successive runs in the same directory."""
-
-    def __init__(self, at=None, act=None):
-        self.opened = []
-        self._at, self._act = at, act
-
-    def __call__(self, first_step):
-        self.opened.append(MemorySink(first_step))
-        outer = self
-
-        class Acting(MemorySink):
-            def write(self, step, metrics):
-                super().write(step, metrics)
-                if step == outer._at and outer._act:
-                    act, outer._act = outer._act, None
-                    act()
-
-        self.opened[-1] = Acting(first_step)
-        return self.opened[-1]
-
-    def lines(self):
-        """Returns the lines of metrics.jsonl: a later run cuts those after its first step."""
-        lines = {}
-        for sink in self.opened:
-            lines = {step: line for step, line in lines.items() if step <= sink.first_step}
-            for step, line in sink.steps.items():
-                lines[step] = lines.get(step, {}) | line
-        return lines
-
-
-def _kill():
-    raise Killed
-
-
-def _compared(lines):
-    """Compares to the bit; NaN equals NaN."""
-    return {step: {k: repr(v) for k, v in line.items() if not k.startswith(NOT_COMPARED)} for step, line in lines.items()}
-
-
-def _assert_once(run, n_prompts, epochs):
-    """Exactly once."""
-    trained = run.engine.learner.trained
-    assert {uid: len(steps) for uid, steps in trained.items()} == {
-        f"{epoch}/{index}": 1 for epoch in range(epochs) for index in range(n_prompts)
-    }
+from rljax.testing.harness import Numbers, RememberingLearner, Repeat, make_run, read_back, spell
+from rljax.types import Completion, Finish, Request, SamplingParams
+from tests.unit.loop_runs import ASYNC, Sinks, assert_once, compared
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
@@ -85,7 +25,7 @@ def test_exactly_once_within_the_lag_bound(tmp_path, max_lag):
     run = make_run(tmp_path, overrides, n_prompts=18, trouble=trouble)  # 36 prompts by fours; 18 is no multiple of 4
     outcome = loop.train(run)
     assert outcome == loop.Outcome(step=9, version=9, finished=True)
-    _assert_once(run, 18, 2)
+    assert_once(run, 18, 2)
     assert run.engine.learner.most_lag <= max_lag
     assert (run.engine.learner.most_lag > 0) == (max_lag > 0)
 
@@ -95,13 +35,7 @@ def test_a_last_batch_that_is_not_full_is_trained_on(tmp_path):
     run = make_run(tmp_path, {"total_train_epochs": 1}, n_prompts=10, sink=sinks)
     assert loop.train(run).step == 3
     assert [line["rollout/groups"] for line in sinks.lines().values()] == [4, 4, 2]
-    _assert_once(run, 10, 1)
-
-
-def test_steps_end_a_run_before_its_epochs_do(tmp_path):
-    run = make_run(tmp_path, {"total_train_epochs": 5, "total_train_steps": 2} | ASYNC)
-    assert loop.train(run).step == 2
-    assert sum(map(len, run.engine.learner.trained.values())) == 8
+    assert_once(run, 10, 1)
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
@@ -128,69 +62,13 @@ def test_on_policy_weights_are_one_in_every_synchronous_step_and_not_in_asynchro
     assert spreads[0] == 1.0 and spreads[1] > 1.0
 
 
-FEATURES = {
-    "plain": {},
-    "minibatches": {"actor.ppo_n_minibatches": 2},
-    "warm-up": {"warmup.steps": 3, "warmup.batch_size": 4},
-    "critic": {"actor.adv_estimator": "gae", "actor.reward_norm.mean_level": "none", "actor.reward_norm.std_level": "none"},
-    "kl": {"actor.kl_ctl": 0.1},
-    "evaluation": {"evaluator.freq_steps": 2},
-    "directory": {},
-    "filter": {},
-    "no journal": {},
-}
-
-
-def _mostly(group):
-    """A filter that rejects some prompts of each epoch."""
-    return int(group.uid.split("/")[1]) % 5 != 1
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_resume_equivalence_of_the_loops_metrics(tmp_path, feature):
-    overrides = FEATURES[feature] | {"total_train_epochs": 2, "saver.freq_steps": 2}
-    how = {"in_memory": feature != "directory"}
-    if feature == "filter":
-        how["accept"] = _mostly
-    straight = Sinks()
-    whole = make_run(tmp_path / "straight", overrides, sink=straight, **how)
-    loop.train(whole)
-    killed = Sinks(at=5, act=_kill)
-    with pytest.raises(Killed):
-        loop.train(make_run(tmp_path / "killed", overrides, sink=killed, **how))
-    if feature == "no journal":  # then what was finished since the checkpoint is generated again, with the weights of then
-        shutil.rmtree(tmp_path / "killed" / "journal")
-    resumed = make_run(tmp_path / "killed", overrides, sink=killed, **how)
-    assert loop.train(resumed).finished
-    assert killed.opened[1].first_step == 4
-    assert _compared(killed.lines()) == _compared(straight.lines())
-    assert resumed.engine.learner.trained == whole.engine.learner.trained
-    np.testing.assert_array_equal(
-        resumed.engine.learner.export(IN_MEMORY).params, whole.engine.learner.export(IN_MEMORY).params
-    )
-
-
 def test_the_transports_publish_the_same_weights(tmp_path):
     lines = []
     for in_memory in (True, False):
         sinks = Sinks()
         loop.train(make_run(tmp_path / str(in_memory), {}, sink=sinks, in_memory=in_memory))
-        lines.append(_compared(sinks.lines()))
+        lines.append(compared(sinks.lines()))
     assert lines[0] == lines[1] and len(lines[0]) == 3
-
-
-@pytest.mark.parametrize("kill_at", [1, 4, 6, 7])
-def test_resume_position_of_an_asynchronous_run_loses_and_doubles_nothing(tmp_path, kill_at):
-    overrides = ASYNC | {"total_train_epochs": 2, "saver.freq_steps": 3}
-    sinks = Sinks(at=kill_at, act=_kill)
-    with pytest.raises(Killed):
-        loop.train(make_run(tmp_path, overrides, n_prompts=18, trouble=Trouble(np.random.default_rng(1), 0.002), sink=sinks))
-    run = make_run(tmp_path, overrides, n_prompts=18, trouble=Trouble(np.random.default_rng(2), 0.002), sink=sinks)
-    assert loop.train(run).step == 9
-    assert sinks.opened[1].first_step == kill_at // 3 * 3 - (3 if kill_at % 3 == 0 else 0)
-    _assert_once(run, 18, 2)
-    assert run.engine.learner.most_lag <= 2
-    assert sorted(sinks.lines()) == list(range(1, 10))
 
 
 @pytest.mark.parametrize("policy", ["mask", "drop"])
@@ -255,7 +133,7 @@ def test_lag_bound_masks_or_generates_again_as_the_stale_policy_says(tmp_path, p
     run = make_run(tmp_path, overrides, n_prompts=16, workflow=(workflow := Straggles()), sink=sinks)
     run.engine.learner = learner = Counting(run.config, tmp_path / "model")
     assert loop.train(run).step == 8
-    _assert_once(run, 16, 1)
+    assert_once(run, 16, 1)
     assert learner.most_lag <= 1
     lines = list(sinks.lines().values())
     total = {name: sum(line[f"rollout/{name}"] for line in lines) for name in ("stale", "stale_tokens")}
@@ -302,26 +180,6 @@ def test_sampling_goes_on_during_an_update_unless_synchronous(tmp_path, max_lag)
     assert learner.overlapped == (max_lag > 0)
 
 
-class AlwaysFails:
-    async def episode(self, sampler, prompt, params, seed):
-        raise ZeroDivisionError(f"in the reward of {prompt.uid}")
-
-
-def test_failing_workflow_ends_the_run_with_the_first_error(tmp_path):
-    run = make_run(tmp_path, {"recover.max_consecutive_failures": 7}, workflow=AlwaysFails())
-    with pytest.raises(TooManyFailures, match="7 groups failed in a row; the first: workflow_error: ZeroDivisionError") as info:
-        loop.train(run)
-    assert isinstance(info.value.__cause__, ZeroDivisionError)
-    assert "episode" in [frame.name for frame in _frames(info.value.__cause__)]
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["0-failed"]
-
-
-def _frames(error):
-    import traceback
-
-    return traceback.extract_tb(error.__traceback__)
-
-
 class FailsOften(Repeat):
     """A workflow in which each third episode times out, and one prompt always fails."""
 
@@ -361,152 +219,6 @@ def test_nothing_to_train_is_counted_and_the_batch_filled_from_later_prompts(tmp
     lines = list(sinks.lines().values())
     assert [line["rollout/groups"] for line in lines] == [4, 4, 4]
     assert sum(line["rollout/rejected"] for line in lines) in (11, 12)  # one may be rejected after the last step
-
-
-ENDED = Status(RunState.FINISHED, step=3, version=3, total_steps=3)
-
-
-class Without(Repeat):
-    """Gives no trajectory: None, or an error."""
-
-    def __init__(self, error=None):
-        super().__init__()
-        self._error = error
-
-    async def episode(self, sampler, prompt, params, seed):
-        if self._error:
-            raise self._error
-        return None
-
-
-@pytest.mark.parametrize("how", ["filter", "workflow"])
-def test_a_run_whose_groups_are_all_rejected_is_not_finished(tmp_path, how):
-    """However many prompts recover.max_consecutive_rejected allows."""
-    options = {"accept": lambda group: False} if how == "filter" else {"workflow": Without()}
-    with pytest.raises(IncompleteRun, match=r"^incomplete at step 0: trained on 0 of 12 groups, as .*\(12 rejected\)"):
-        loop.train(make_run(tmp_path, {}, **options))
-
-
-def test_a_run_that_did_less_than_it_was_asked_to_is_not_finished(tmp_path, caplog):
-    def half(group):
-        return int(group.uid.split("/")[1]) % 2 == 0
-
-    def ended(name, overrides, accept=half, **options):
-        sinks = Sinks()
-        run = make_run(tmp_path / name, {"saver.export_final": True} | overrides, accept=accept, sink=sinks, **options)
-        try:
-            loop.train(run)
-        except IncompleteRun as error:
-            assert str(error) == sinks.opened[-1].statuses[-1].error
-            return sinks.opened[-1].statuses[-1].state, str(error)
-        return sinks.opened[-1].statuses[-1].state, caplog.messages[-1]
-
-    state, line = ended("steps", {"total_train_steps": 2})  # of 12 prompts 6 are wanted, and 8 are asked for
-    assert state == "incomplete" and line.startswith(
-        "incomplete at step 2: trained on 6 of 8 groups, as the 12 prompts ran out"
-    )
-    with caplog.at_level("INFO"):
-        state, line = ended("epoch", {})  # an epoch was asked for
-    assert (
-        state == "finished" and line == "finished at step 2; trained on 6 of 12 groups, as the 12 prompts ran out (6 rejected)"
-    )
-    state, line = ended("failing", {"recover.max_prompt_failures": 1}, n_prompts=3, workflow=Without(RewardTimeout("slow")))
-    assert state == "incomplete" and "(3 dropped) (the first failure: reward_timeout: RewardTimeout: slow; " in line
-    assert not (tmp_path / "failing" / "export").exists() and (tmp_path / "steps" / "export").exists()
-
-
-def test_a_limit_on_steps_holds_where_a_run_goes_on_with_more_groups_ready(tmp_path):
-    sinks = Sinks(at=3, act=_kill)
-    with pytest.raises(Killed):
-        loop.train(make_run(tmp_path, ASYNC | {"total_train_epochs": 4, "saver.freq_steps": 1}, sink=sinks))
-    outcome = loop.train(make_run(tmp_path, ASYNC | {"total_train_epochs": 4, "total_train_steps": 3}, sink=sinks))
-    assert outcome.step == 3 and max(sinks.lines()) == 3
-
-
-def test_a_run_that_had_ended_has_nothing_to_do(tmp_path, caplog):
-    overrides = {"evaluator.freq_steps": 1, "saver.export_final": True}
-    loop.train(make_run(tmp_path, overrides))
-    sinks = Sinks()
-    with caplog.at_level("INFO"):
-        again = dataclasses.replace(make_run(tmp_path, overrides, sink=sinks), before=ENDED)
-        assert loop.train(again).step == 3
-    assert caplog.messages[-1].startswith("nothing to do: the run ended at step 3 (")
-    assert not sinks.lines() and [status.state for status in sinks.opened[0].statuses] == ["finished"]
-    with caplog.at_level("INFO"):  # whether it had ended or not
-        for before in (ENDED, None):
-            assert (
-                loop.train(dataclasses.replace(make_run(tmp_path, overrides | {"total_train_steps": 2}), before=before)).step
-                == 3
-            )
-            assert "the run already has 3 steps, more than the 2 of total_train_steps" in caplog.messages[-1]
-    more = dataclasses.replace(make_run(tmp_path, overrides | {"total_train_epochs": 2}, sink=sinks), before=ENDED)
-    assert loop.train(more).step == 6
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_saves_and_exits_and_the_run_goes_on_later(tmp_path, name, caplog):
-    overrides = ASYNC | {"total_train_epochs": 2}
-    sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), number))
-    number = getattr(signal, name)
-    default = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
-    inherited = signal.signal(number, default)  # nohup, and a shell's "&", have them ignored
-    try:
-        outcome = loop.train(make_run(tmp_path, overrides, sink=sinks))
-        assert signal.getsignal(number) == default
-    finally:
-        signal.signal(number, inherited)
-    assert not outcome.finished and outcome.step < 6
-    assert caplog.messages[-1] == f"stopped at step {outcome.step}; the same command goes on from step {outcome.step}"
-    status = dataclasses.replace(sinks.opened[0].statuses[-1], verdict="")
-    assert status == Status(RunState.STOPPED, outcome.step, outcome.version, total_steps=6)
-    run = make_run(tmp_path, overrides, sink=sinks)
-    assert loop.train(run).step == 6
-    assert sinks.opened[1].first_step == outcome.step
-    _assert_once(run, 12, 2)
-
-
-def test_a_hang_up_that_nohup_ignores_stays_ignored(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        sinks = Sinks(at=2, act=lambda: os.kill(os.getpid(), signal.SIGHUP))
-        assert loop.train(make_run(tmp_path, ASYNC, sink=sinks)).finished
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_samples_are_of_as_many_prompts_as_there_is_room_for(tmp_path):
-    for room, seen in ((3, 3), (6, 4)):  # 4 groups a step
-        sinks = Sinks()
-        loop.train(make_run(tmp_path / str(room), {"stats_logger.samples_per_step": room}, sink=sinks))
-        for step in (1, 2, 3):
-            uids = [uid for at, uid in sinks.opened[0].samples if at == step]
-            assert len(uids) == room and len(set(uids)) == seen
-
-
-def test_a_step_has_a_whole_group_and_an_evaluation_its_samples(tmp_path):
-    sinks = Sinks()
-    overrides = {"evaluator.freq_steps": 2, "stats_logger.samples_per_evaluation": 3}
-    loop.train(make_run(tmp_path, overrides, sink=sinks))
-    (sink,) = sinks.opened
-    assert [step for step, *_ in sink.groups] == [1, 2, 3]
-    for _, group, advantages in sink.groups:
-        assert [len(t) for t in group.trajectories] == [len(each) for each in advantages] and len(advantages) == 4
-        rewards = [t.reward for t in group.trajectories]  # advantages of a group have the order of its rewards
-        signs = [np.sign(each[t.loss_mask][0]) for t, each in zip(group.trajectories, advantages, strict=True)]
-        assert signs == pytest.approx(np.sign(np.array(rewards) - np.mean(rewards)).tolist())
-    assert sink.evaluations == [(step, "", f"0/{index}") for step in (0, 2, 3) for index in range(3)]
-
-
-def test_every_step_says_the_reward_of_its_batch_and_what_the_parts_have_measured(tmp_path):
-    sinks = Sinks()
-    run = make_run(tmp_path, ASYNC | {"total_train_epochs": 2}, sink=sinks)
-    loop.train(dataclasses.replace(run, take_metrics=lambda: {"timeperf/reward": Mean(0.5, 1)}))
-    lines = sinks.lines()
-    assert len(lines) == 6
-    for line in lines.values():
-        assert line["rollout/reward/avg"] == line["ppo/actor/task_reward/avg"]
-        assert line["timeperf/reward"] == 0.5
 
 
 class LessDivergence(Repeat):
@@ -552,19 +264,6 @@ def test_a_critic_survives_a_batch_in_which_every_completion_was_cut_and_none_co
     assert loop.train(run).finished
 
 
-def test_resume_equivalence_of_sft(tmp_path):
-    overrides = {"actor.loss": "sft", "total_train_epochs": 3, "saver.freq_steps": 2, "evaluator.freq_steps": 3}
-    straight, killed = Sinks(), Sinks(at=5, act=_kill)
-    outcome = loop.train(make_run(tmp_path / "a", overrides, sink=straight))
-    assert outcome == loop.Outcome(step=9, version=0, finished=True)
-    losses = [line["sft/nll"] for line in straight.lines().values() if "sft/nll" in line]
-    assert len(losses) == 9 and losses[-1] < losses[0]
-    with pytest.raises(Killed):
-        loop.train(make_run(tmp_path / "b", overrides, sink=killed))
-    loop.train(make_run(tmp_path / "b", overrides, sink=killed))
-    assert _compared(killed.lines()) == _compared(straight.lines())
-
-
 def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     sinks = Sinks()
     warmup = {"warmup.steps": 10, "warmup.batch_size": 4, "warmup.optimizer.lr": 0.1}
@@ -574,108 +273,6 @@ def test_warm_up_then_reinforcement_learns_the_task(tmp_path):
     before, after = (line["eval-rollout/reward/avg"] for line in lines.values() if "eval-rollout/reward/avg" in line)
     assert lines[9]["warmup/nll"] < lines[1]["warmup/nll"]
     assert after >= before + 0.25
-
-
-def test_an_evaluation_without_a_reward_says_why(tmp_path, caplog):
-    run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1})
-
-    class Fails(Repeat):
-        async def episode(self, sampler, prompt, params, seed):
-            if prompt.uid == "0/3":
-                return None
-            raise RewardTimeout("too slow")
-
-    run = dataclasses.replace(run, evaluations=[dataclasses.replace(run.evaluations[0], workflow=Fails())])
-    loop.train(run)
-    (line, *_) = [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()]
-    assert line == (
-        "no episode of the evaluation has a reward: 11 reward_timeout, 1 rejected;"
-        " the first: reward_timeout: RewardTimeout: too slow"
-    )
-
-
-def test_evaluation_counts_failures_leaves_them_out_of_the_reward_and_says_so(tmp_path, caplog):
-    sinks = Sinks()
-    run = make_run(tmp_path, {"evaluator.freq_steps": 1, "total_train_steps": 1}, sink=sinks)
-
-    class Half(Repeat):
-        async def episode(self, sampler, prompt, params, seed):
-            if int(prompt.uid.split("/")[1]) % 2:
-                raise RewardTimeout("too slow")
-            trajectory = await super().episode(sampler, prompt, params, seed)
-            return dataclasses.replace(trajectory, reward=float(prompt.uid.split("/")[1]))
-
-    object.__setattr__(run.evaluations[0], "workflow", Half())
-    loop.train(run)
-    for line in sinks.lines().values():
-        assert line["eval-rollout/reward/avg"] == np.mean([0, 2, 4, 6, 8, 10])
-        assert line["eval-rollout/failed"] == line["eval-rollout/failed/reward_timeout"] == 6
-    said = (
-        "the evaluation's reward leaves out 6 of 12 episodes, which failed; the first: reward_timeout: RewardTimeout: too slow"
-    )
-    assert [r.getMessage() for r in caplog.records if "evaluation" in r.getMessage()] == [said] * len(sinks.lines())
-
-
-def test_a_corrupt_newest_checkpoint_is_passed_over(tmp_path, caplog):
-    overrides = {"total_train_epochs": 2, "saver.freq_steps": 2}
-    straight, killed = Sinks(), Sinks(at=5, act=_kill)
-    loop.train(make_run(tmp_path / "straight", overrides, sink=straight))
-    with pytest.raises(Killed):
-        loop.train(make_run(tmp_path / "run", overrides, sink=killed))
-    newest = tmp_path / "run" / "checkpoints" / "4" / "learner" / "learner.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    loop.train(make_run(tmp_path / "run", overrides, sink=killed))
-    assert killed.opened[1].first_step == 2 and "4 is not intact" in caplog.text
-    assert _compared(killed.lines()) == _compared(straight.lines())
-
-
-def test_a_run_never_starts_over_by_itself_where_no_checkpoint_loads(tmp_path):
-    loop.train(make_run(tmp_path, {"saver.freq_steps": 2}))
-    for params in (tmp_path / "checkpoints").rglob("*.safetensors"):
-        params.write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of those .* loads .*start over"):
-        loop.train(make_run(tmp_path, {}))
-    with pytest.raises(UserError, match=r"recover\.mode: fresh"):
-        loop.train(make_run(tmp_path, {"recover.mode": "fresh"}))
-
-
-def test_a_run_that_lost_its_checkpoints_is_refused_and_one_that_had_saved_none_starts_over(tmp_path, caplog):
-    lost, unsaved, new = tmp_path / "lost", tmp_path / "unsaved", tmp_path / "new"
-    for path, every in ((lost, 2), (unsaved, 8)):
-        with pytest.raises(Killed):
-            loop.train(make_run(path, {"saver.freq_steps": every, "total_train_epochs": 4}, sink=Sinks(at=5, act=_kill)))
-        if every == 2:
-            require_checkpoints(path, 5)
-    shutil.rmtree(lost / "checkpoints")
-    with pytest.raises(UserError, match=r"checkpoints: none in .*saved one at step 4 .*--workdir"):
-        require_checkpoints(lost, 5)
-    shutil.rmtree(lost / "journal")
-    with pytest.raises(UserError, match=r"checkpoints: none in .*has made 5 steps, and journal/ is gone too .*--workdir"):
-        require_checkpoints(lost, 5)
-    assert not (unsaved / "checkpoints" / "8").exists()
-    require_checkpoints(new, 0)
-    assert not caplog.messages or "done again" not in caplog.text
-    require_checkpoints(unsaved, 5)
-    assert caplog.messages[-1] == "no checkpoint had been saved yet: steps 1-5 are done again"
-    (lost / "checkpoints").write_text("")
-    with pytest.raises(UserError, match="is no directory"):
-        require_checkpoints(lost, 5)
-
-
-def test_a_finished_run_that_is_run_again_does_nothing(tmp_path):
-    first = make_run(tmp_path, ASYNC)
-    loop.train(first)
-    again = make_run(tmp_path, ASYNC)
-    assert loop.train(again) == loop.Outcome(step=3, version=3, finished=True)
-    assert again.engine.learner.trained == first.engine.learner.trained
-
-
-def test_export_holds_the_final_weights(tmp_path):
-    from rljax.engines.fake import model
-
-    run = make_run(tmp_path, {"saver.export_final": True})
-    loop.train(run)
-    np.testing.assert_array_equal(model.read(tmp_path / "export"), run.engine.learner.export(IN_MEMORY).params)
 
 
 def test_prompts_spell_their_uid():
@@ -723,20 +320,3 @@ def test_a_sampler_that_comes_back_without_weights_is_given_them_also_while_the_
     assert run.engine.sampler.given.is_set()
     evaluated = [step for step, line in sinks.lines().items() if "eval-rollout/reward/avg" in line]
     assert evaluated == ([] if freq_steps is None else [0, 1, 2, 3, 4])
-
-
-def test_samples_are_of_all_groups_in_turn_each_with_its_own_advantage():
-    """A trajectory's only token is its advantage here, so that a mix-up shows."""
-    counts = {"0/0": 3, "0/1": 1, "0/2": 2}
-    numbers = iter(range(sum(counts.values())))
-    ids = {uid: [next(numbers) for _ in range(count)] for uid, count in counts.items()}
-
-    def made(token: int) -> Trajectory:
-        one = np.ones(1)
-        return Trajectory(np.array([token]), one < 0, one, one, reward=0.0, components={}, finish=Finish.STOP)
-
-    groups = [Group(uid, tuple(map(made, tokens))) for uid, tokens in ids.items()]
-    samples = list(reporting.interleaved(groups, [np.array([i]) for i in range(sum(counts.values()))]))
-    assert [uid for uid, *_ in samples] == ["0/0", "0/1", "0/2", "0/0", "0/2", "0/0"]
-    assert all(trajectory.token_ids[0] == advantage[0] for _, trajectory, advantage in samples)
-    assert [int(advantage[0]) for *_, advantage in samples] == [0, 3, 4, 1, 5, 2]

@@ -40,10 +40,12 @@ def problem_of(spec: ModelSpec, dtype: str, device: jax.Device, length: int) -> 
 
 
 def able_or_plain(attention: Attention, problem: Problem, model: str) -> Attention:
-    """The attention of another model's rows, which were cut for this one; the plain kind, and says
-    so, where it can't.
+    """Returns the attention of another model's rows, which were cut for this one.
 
-    model: config key of the other model.
+    It is the plain kind where this one can't do that model, which is said.
+
+    Args:
+      model: config key of the other model.
     """
     refusal = attention.refusal(problem)
     if refusal is None:

@@ -146,7 +146,8 @@ def starts_of_segments(segment_ids: Any, longest: int, xp: Any = jnp) -> Any:
 
     Padding is cut into stretches of `longest` at most.
 
-    xp: numpy or jax.numpy, as segment_ids are.
+    Args:
+      xp: numpy or jax.numpy, as segment_ids are.
     """
     first = xp.ones_like(segment_ids[:, :1], dtype=bool)
     begins = xp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)

@@ -1,5 +1,10 @@
 """Attention over a paged cache, of a new token per row (decode) or a chunk of some rows (prefill).
 
+interface.py  what an implementation is, and the problems it is asked to solve
+registry.py   the implementation that a run uses
+groups.py     rows that share pages, found on the host
+xla.py        implementations, by name below; pallas_gpu.py, pallas_tpu.py
+
 One interface with implementations, named by `jax.decode_attention`:
 
     auto        the first below that can do what a run asks for

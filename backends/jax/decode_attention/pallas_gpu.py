@@ -55,7 +55,10 @@ class PallasGpu(DecodeAttention):
     reads_groups = True
 
     def __init__(self, *, interpret: bool = False) -> None:
-        """interpret: runs anywhere, slowly."""
+        """
+        Args:
+          interpret: runs the kernels' programs without a GPU, slowly.
+        """
         self._interpret = interpret
 
     def refusal(self, problem: Problem) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljax.errors import UserError
-from rljax.experiments.bench.run_library.recipes import MODELS, Recipe, Settings
+from rljax.experiments.bench.run_library.recipe import MODELS, Recipe, Settings
 
 MODEL_SEED = 1  # one model of each kind: seeds differ in what is drawn during reinforcement
 

@@ -17,9 +17,12 @@ from typing import Any
 from rljax.diagnosis import Diagnosis, History, Severity, diagnose
 from rljax.errors import UserError
 from rljax.experiments.bench.run_library import kept
+from rljax.experiments.bench.run_library.faulty import FAULTS
+from rljax.experiments.bench.run_library.healthy import HEALTHY
 from rljax.experiments.bench.run_library.kept import KeptRun
 from rljax.experiments.bench.run_library.pool import HALVES
-from rljax.experiments.bench.run_library.recipes import FAULTS, HEALTHY, Recipe, find
+from rljax.experiments.bench.run_library.recipe import Recipe
+from rljax.experiments.bench.run_library.recipes import find
 
 INTRODUCTION = """# How often the doctor is right
 

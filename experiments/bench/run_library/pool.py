@@ -23,7 +23,7 @@ from pathlib import Path
 from rljax.experiments.bench.run_library import kept
 from rljax.experiments.bench.run_library.commands import environment, model_directory, sessions, warm_up
 from rljax.experiments.bench.run_library.kept import KeptRun
-from rljax.experiments.bench.run_library.recipes import Recipe
+from rljax.experiments.bench.run_library.recipe import Recipe
 
 HALVES = {1: "tuning", 2: "judging"}  # seed -> file of its runs
 GRACE = 10.0  # seconds for a process to end after SIGTERM

@@ -37,13 +37,13 @@ def read_wandb_csv(path: Path) -> list[Row]:
     if not header:
         raise UserError(f"--log: {path} is empty")
     names = [name.rpartition(RUN_SEPARATOR)[2].strip() for name in header]
-    _refuse_several_runs(path, header, names)
+    _refuse_several_runs(path, header)
     kept = [(i, name) for i, name in enumerate(names) if not name.endswith(SMOOTHING)]
     rows = [{name: _number(cells[i]) for i, name in kept if i < len(cells)} for cells in table]
     return _with_steps(path, ({name: value for name, value in row.items() if value is not None} for row in rows), names)
 
 
-def _refuse_several_runs(path: Path, header: Iterable[str], names: Iterable[str]) -> None:
+def _refuse_several_runs(path: Path, header: Iterable[str]) -> None:
     runs = {name.rpartition(RUN_SEPARATOR)[0] for name in header if RUN_SEPARATOR in name}
     if len(runs) > 1:
         raise UserError(f"--log: {path} has {len(runs)} runs ({', '.join(sorted(runs)[:3])}); export one run")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rljax.config.learning_rate import describe_change, make_schedule
-from rljax.config.schema_training import OptimizerConfig
+from rljax.config.schema import OptimizerConfig
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

@@ -100,7 +100,6 @@ def test_a_sound_environment_is_good_and_shows_its_baselines():
     assert found[1].line.startswith("own_environments:Coin: a random policy earns ") and "(0: " in found[1].line
 
 
-SPARSE = "of a random policy's returns are 0"
 FAULTS = {
     "raises": ({"fault": "reset"}, "error", "own_environments:Coin.reset raised ValueError: no board"),
     "seed is not used": ({"fault": "chance"}, "error", "differs between two episodes of the same actions"),

@@ -22,6 +22,7 @@ from rljax.errors import UserError
 from rljax.experiments.bench.run_library import commands, kept, plants, pool, recipes
 from rljax.experiments.bench.run_library.environments import Sums
 from rljax.experiments.bench.run_library.kept import KeptRun
+from rljax.experiments.bench.run_library.recipe import MODELS
 from rljax.rollout.trajectories import supervised
 from rljax.testing import harness
 
@@ -49,11 +50,11 @@ def test_the_library_is_as_large_as_it_says():
 
 def test_every_model_that_a_run_starts_from_is_made_by_a_sound_warm_up(tmp_path):
     needed = {name for recipe in RECIPES for name in recipe.models}
-    assert needed == set(recipes.MODELS)
+    assert needed == set(MODELS)
     for name in needed:
         command = commands.warm_up(tmp_path, name)
         pairs = [word.removeprefix("--config.").split("=", 1) for word in command if word.startswith("--config.")]
-        config_checks.check(config_io.load(recipes.MODELS[name].config, [(key, value) for key, value in pairs]))
+        config_checks.check(config_io.load(MODELS[name].config, [(key, value) for key, value in pairs]))
 
 
 def test_the_environment_of_sums_pays_for_each():

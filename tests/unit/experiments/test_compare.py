@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("torch", reason="transformers' models need the extra [torch]")
 
 from rljax.errors import UserError
-from rljax.experiments import compare_engines
-from rljax.experiments.compare_case import Greedy, make_case
-from rljax.experiments.compare_engines import Results
-from rljax.experiments.compare_jax import JaxSubject
-from rljax.experiments.compare_report import BOUNDS, Differences, layers_apart, write_json
-from rljax.experiments.compare_transformers import TransformersSubject
+from rljax.experiments.comparison import subjects
+from rljax.experiments.comparison.case import Greedy, make_case
+from rljax.experiments.comparison.jax_subject import JaxSubject
+from rljax.experiments.comparison.report import BOUNDS, Differences, layers_apart, write_json
+from rljax.experiments.comparison.subjects import Results
+from rljax.experiments.comparison.transformers_subject import TransformersSubject
 from rljax.testing.models import config_of, make_model
 
 GLOBAL = 5  # the first layer of Gemma 3 that sees the whole context, and has a rotary base of its own
@@ -116,7 +116,7 @@ def test_differences_are_of_all_tokens_and_nan_is_beyond_every_bound():
 )
 def test_engines_that_cannot_be_compared_are_refused(engines, message):
     with pytest.raises(UserError, match=message):
-        compare_engines.check(engines)
+        subjects.check(engines)
 
 
 @pytest.mark.slow
@@ -135,10 +135,10 @@ def test_sglang_and_transformers_agree(tmp_path):
         "sglang.extra_args": ("--max-total-tokens", "4096"),
     }
     case = case_of(model, tmp_path, **settings)
-    (pair,) = compare_engines.compare(case, ["transformers", "sglang"], model, with_layers=True)
+    (pair,) = subjects.compare(case, ["transformers", "sglang"], model, with_layers=True)
     assert pair.agrees and pair.layers is None, pair.lines()
     wrong = make_model(tmp_path / "wrong", architecture="llama", num_layers=3, initializer_range=0.3, seed=1)
-    (pair,) = compare_engines.compare(case, ["transformers", "sglang"], wrong, with_layers=False)
+    (pair,) = subjects.compare(case, ["transformers", "sglang"], wrong, with_layers=False)
     assert not pair.agrees
 
 

@@ -21,9 +21,12 @@ from rljax.engines.cuda import critic as torch_critic
 from rljax.engines.cuda import learner as torch_learner
 from rljax.engines.jax import functions as jax_functions
 from rljax.errors import UserError
-from rljax.experiments import main, parity, parity_bounds, parity_engines, parity_jax, parity_report, parity_torch
-from rljax.experiments.parity_case import make_case, with_policies_near
-from rljax.experiments.parity_oracle import Oracle
+from rljax.experiments import main, parity
+from rljax.experiments.certificate import engines, jax_optimizer, torch_optimizer
+from rljax.experiments.certificate.bounds import FACTOR, of_float32, of_rounding
+from rljax.experiments.certificate.case import make_case, with_policies_near
+from rljax.experiments.certificate.oracle import Oracle
+from rljax.experiments.certificate.report import Report, against_oracle, failed, of_optimizers
 from rljax.hf import model_directory
 from rljax.testing.models import config_of, make_model
 
@@ -49,8 +52,8 @@ def case_for(model_dir, dtype="float32", **overrides):
     case = with_policies_near(case, oracle.logp())
     right = oracle.run(case)
     if dtype == "float32":
-        return case, right, parity_bounds.of_float32(right)
-    return case, right, parity_bounds.of_rounding(case, right, oracle.in_dtype_of_case().run(case))
+        return case, right, of_float32(right)
+    return case, right, of_rounding(case, right, oracle.in_dtype_of_case().run(case))
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,8 @@ def with_adapters(model_dir):
 
 def failures(engine, case_right_bounds):
     case, right, bounds = case_right_bounds
-    checks = parity_report.against_oracle(engine, bounds, parity_engines.run(engine, case), right)
-    return {name.partition(": ")[2] for name in parity_report.failed(checks)}
+    checks = against_oracle(engine, bounds, engines.run(engine, case), right)
+    return {name.partition(": ")[2] for name in failed(checks)}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_both_learners_and_the_sampler_agree_with_the_oracle(architecture, overr
     assert {"jax: sampler's log-prob, max abs, nats", "fsdp: log-prob, max abs, nats"} <= names
     if "actor.kl_ctl" in overrides:
         assert {"jax: critic's value, max abs", "fsdp: reference's log-prob, max abs, nats"} <= names
-    trained = parity_torch.two_steps(report.case)
+    trained = torch_optimizer.two_steps(report.case)
     assert {f"both: optimizer alone on {name}" for name in trained} <= names
 
 
@@ -206,7 +209,7 @@ def test_a_gradient_halved_after_the_backward_pass_fails(plain_in, monkeypatch):
 
 @pytest.fixture(scope="module")
 def our_steps(plain):
-    return parity_jax.two_steps(plain[0])
+    return jax_optimizer.two_steps(plain[0])
 
 
 @pytest.mark.parametrize(
@@ -214,14 +217,14 @@ def our_steps(plain):
 )
 def test_another_optimizer_is_no_parity(plain, our_steps, changes):
     case = plain[0]
-    assert not parity_report.failed(parity_report.of_optimizers(our_steps, parity_torch.two_steps(case)))
+    assert not failed(of_optimizers(our_steps, torch_optimizer.two_steps(case)))
     other = dataclasses.replace(case, optimizer=dataclasses.replace(case.optimizer, **changes))
-    assert parity_report.failed(parity_report.of_optimizers(our_steps, parity_torch.two_steps(other)))
+    assert failed(of_optimizers(our_steps, torch_optimizer.two_steps(other)))
 
 
 def test_decay_of_norms_is_no_parity(plain, our_steps, monkeypatch):
     monkeypatch.setattr(optim, "decays", lambda name: True)
-    checks = parity_report.of_optimizers(our_steps, parity_torch.two_steps(plain[0]))
+    checks = of_optimizers(our_steps, torch_optimizer.two_steps(plain[0]))
     odd = {check.tensor for check in checks if not check.holds}
     assert odd and all("norm" in name for name in odd)
 
@@ -236,23 +239,21 @@ def test_bounds_of_rounding_hold_what_is_as_wrong_and_a_little_more(plain):
         off = {name: (1 + factor * 0.02) * g for name, g in right.policy.gradients.items()}
         return dataclasses.replace(right, logp=logp, policy=dataclasses.replace(right.policy, gradients=off))
 
-    bounds = parity_bounds.of_rounding(case, right, wrong_by(1))
-    assert bounds.logp == pytest.approx(0.01 * parity_bounds.FACTOR)
+    bounds = of_rounding(case, right, wrong_by(1))
+    assert bounds.logp == pytest.approx(0.01 * FACTOR)
     for factor, fails in ((0.98, set()), (1.02, {"fsdp: log-prob, max abs, nats", "fsdp: gradient of"})):
-        checks = parity_report.against_oracle("fsdp", bounds, wrong_by(factor * parity_bounds.FACTOR), right)
-        assert parity_report.failed(checks) == fails
+        checks = against_oracle("fsdp", bounds, wrong_by(factor * FACTOR), right)
+        assert failed(checks) == fails
     slope = right.policy.slope  # of a mean over the tokens the norm of their error is the root of their number times smaller
-    assert bounds.policy.loss * abs(right.policy.loss) == pytest.approx(
-        parity_bounds.FACTOR * 0.01 * slope * np.sqrt(len(right.logp))
-    )
+    assert bounds.policy.loss * abs(right.policy.loss) == pytest.approx(FACTOR * 0.01 * slope * np.sqrt(len(right.logp)))
 
 
 def test_not_a_number_is_no_parity(plain):
     case, right, bounds = plain
     result = dataclasses.replace(right, policy=dataclasses.replace(right.policy, loss=float("nan")))
-    checks = parity_report.against_oracle("jax", bounds, result, right)
-    report = parity_report.Report(case, tuple(checks))
-    assert parity_report.failed(checks) == {"jax: loss, relative"} and report.verdict == "NO PARITY"
+    checks = against_oracle("jax", bounds, result, right)
+    report = Report(case, tuple(checks))
+    assert failed(checks) == {"jax: loss, relative"} and report.verdict == "NO PARITY"
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_work(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from rljax.engines.fake.learner import FakeLearner
 from rljax.errors import GuardrailError, UserError
-from rljax.flight import shelf
+from rljax.flight import store
 from rljax.flight.comparison import compare
 from rljax.flight.recorder import Recorder
 from rljax.flight.recording import Recording
@@ -152,7 +152,7 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(tmp_path, caplog, monkeypat
         if len(calls) > 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shelf.dump, "save", full)
+    monkeypatch.setattr(store.dump, "save", full)
     _, sink = train(tmp_path / "full", ASYNC)
     assert len(sink.steps) == len(wanted.steps) == 3
     assert [r.getMessage() for r in caplog.records if "flight" in r.getMessage()] == [

@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from rljax.config.schema import ActorConfig, Config
-from rljax.config.schema_training import DistillConfig
+from rljax.config.schema import ActorConfig, Config, DistillConfig
 from rljax.objective.spec import Objective
 
 

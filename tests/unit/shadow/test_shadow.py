@@ -20,7 +20,7 @@ from rljax.shadow.differences import FACTOR, FLOAT32, Computed, compare, of_roun
 from rljax.shadow.learner import MOST_DROPPED, ShadowedLearner
 from rljax.shadow.process import Answer
 from rljax.testing.harness import make_config
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 from rljax.testing.models import VOCABULARY, make_model
 
 UPDATE = "ppo_actor/update"
@@ -197,6 +197,12 @@ def test_another_learner_is_needed(tmp_path):
         config = config_of(**{"parity.shadow_every": 1, "parity.shadow_engine": engine})
         with pytest.raises(UserError, match=f"parity.shadow_engine: '{engine}' is no other learner"):
             shadowed(config, learner, Pool("jax"), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["jax", "fsdp", "fake"])
+def test_the_shadow_of_an_engine_is_another_one_that_learns_unless_the_config_names_one(engine):
+    shadow = find_plugin(engine).shadow
+    assert shadow != engine and find_plugin(shadow).learns
 
 
 def make(engine, tmp_path, **overrides):

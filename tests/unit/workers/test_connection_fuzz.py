@@ -18,9 +18,10 @@ from rljax.rollout.result import Result
 from rljax.rollout.tracker import PromptTracker
 from rljax.testing.harness import Numbers, make_config
 from rljax.types import Finish, Trajectory
+from rljax.workers.attached import AttachedWorker
 from rljax.workers.connection import PeerError
 from rljax.workers.messages import encode_group
-from rljax.workers.server import AttachedWorker, Job, WorkerServer
+from rljax.workers.server import Job, WorkerServer
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats() | st.text(max_size=5),

@@ -18,7 +18,7 @@ from rljax.engines.cuda.rows import micro_batches
 from rljax.hf import ModelSpec
 from rljax.objective.spec import Objective
 from rljax.testing import models
-from rljax.testing.learner_contract import episodes, first_fit, pack
+from rljax.testing.learner_batches import episodes, first_fit, pack
 
 SMALL = dict(
     vocab_size=61,

@@ -16,7 +16,7 @@ from rljax.errors import UserError
 from rljax.hf.read_model import read_model
 from rljax.metrics.mean import Mean
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of, episodes, pack
+from rljax.testing.learner_batches import config_of, episodes, pack
 
 CRITIC = {"actor.adv_estimator": "gae", "actor.kl_ctl": 0.1, "warmup.steps": 2}
 NAME = "w"  # of the one parameter

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler, WeightsAtLeader, WeightsBroadcast
 from rljax.engines.cuda.learner import TorchLearner
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor", "c": "context"}
 SETTINGS = {

@@ -22,7 +22,7 @@ from rljax.hf.other_model import parse
 from rljax.hf.spec import read_config
 from rljax.hf.weights import WeightReader
 from rljax.objective.spec import Objective
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 from tests.other_families import GATED, SMALL, made
 
 LORA = {"actor.lora.rank": 2, "actor.lora.target_modules": ("o_proj", "down_proj")}

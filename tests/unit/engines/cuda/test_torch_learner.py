@@ -13,7 +13,7 @@ from rljax.engines.cuda.learner import TorchLearner
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
-from rljax.testing.learner_contract import assert_means_close, config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import assert_means_close, config_of, episodes, first_fit, pack
 
 UPDATE = "ppo_actor/update"
 LORA = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0, "actor.optimizer.lr": 3e-2, "actor.kl_ctl": 0.01}

@@ -12,7 +12,7 @@ import pytest
 from rljax.config.allocation import Pool
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 from tests.unit.engines.cuda import sharded_torch_learner as script
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -107,7 +107,7 @@ import sys
 from pathlib import Path
 from rljax.config.allocation import Pool
 from rljax.experiments.bench.ranks import learner_of
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 from tests.unit.engines.cuda.sharded_torch_learner import batch_of
 
 model, scratch = map(Path, sys.argv[1:])

@@ -26,7 +26,7 @@ from rljax.hf.spec import ModelSpec
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.rewards import Score
 from rljax.rollout.trajectories import trajectory_of
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 from rljax.types import Completion, Finish, Prompt, SamplingParams
 from rljax.workflows.rlvr import RLVR
 from tests.image_text import make_image_text_model

@@ -1,4 +1,4 @@
-"""Our server: its answers, its access control, and that no body makes it fail or hang."""
+"""Our server: its answers, its access control, and its owners."""
 
 from __future__ import annotations
 
@@ -9,133 +9,28 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from rljax.engine import Sampler, WeightSource
 from rljax.engines.http import access, client
 from rljax.engines.http.access import weight_directory
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.protocol import BadRequest, parse_json
 from rljax.engines.http.remote import OWNER
-from rljax.engines.http.server import UNSUPPORTED, SamplerServer, ServerOptions, is_loopback
+from rljax.engines.http.server import UNSUPPORTED, is_loopback
 from rljax.errors import SamplerError, UserError
 from rljax.messaging import web_server
 from rljax.testing.harness import make_config
-from rljax.testing.sampler_contract import Loop
-from rljax.types import Completion, Finish, Piece, Request
-
-ANSWER = 10.0  # seconds after which an answer is a hang
-VOCABULARY = 50
-
-
-class Counting(Sampler):
-    """A streaming sampler of 1, 2, 3, ...; its log-probs are minus the version."""
-
-    version = 0
-
-    def __init__(self) -> None:
-        self.running = asyncio.Event()
-        self.running.set()
-        self.step = 0.0
-        self.under_way = 0
-        self.taken = asyncio.Event()  # a piece was
-        self.broken: Exception | None = None
-
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
-        if self.broken:
-            raise self.broken
-        if np.max(request.prompt_ids) >= VOCABULARY:
-            raise UserError("the prompt has a token id outside the vocabulary")
-        self.under_way += 1
-        try:
-            for index in range(min(request.params.max_new_tokens, 100)):
-                await asyncio.sleep(self.step)
-                await self.running.wait()
-                last = index + 1 == min(request.params.max_new_tokens, 100)
-                one = [np.array([value], dtype) for value, dtype in ((index + 1, np.int32), (-self.version, np.float32))]
-                yield Piece(*one, np.array([self.version], np.int32), Finish.LENGTH if last else None)
-                self.taken.set()
-        finally:
-            self.under_way -= 1
-
-    async def generate(self, request: Request) -> Completion:
-        raise AssertionError("the server streams where it can")
-
-    async def pause(self) -> None:
-        self.running.clear()
-
-    async def resume(self) -> None:
-        self.running.set()
-
-    async def load_weights(self, source: WeightSource, version: int) -> None:
-        self.version = version
-
-    async def close(self) -> None: ...
-
-
-class Served:
-    """A server and a client in an event loop of their own."""
-
-    def __init__(self, weights: Path, **options: Any) -> None:
-        self.loop = Loop()
-        self.loop.run(self._start(weights, options))
-
-    async def _start(self, weights: Path, options: dict[str, Any]) -> None:
-        self.sampler = Counting()
-        self.server = SamplerServer(self.sampler, ServerOptions("model", [weights], **options))
-        host, port = await self.server.start("127.0.0.1", 0)
-        self.address, self.base = (host, port), f"http://{host}:{port}"
-        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER))
-
-    def call(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, str]:
-        async def send() -> tuple[int, str]:
-            data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else None
-            async with self.session.request(method, self.base + path, data=data, **options) as response:
-                return response.status, await response.text()
-
-        return self.loop.run(send())
-
-    def post(self, path: str, body: Any, **options: Any) -> tuple[int, str]:
-        return self.call("POST", path, body, **options)
-
-    def close(self) -> None:
-        async def stop() -> None:
-            await self.session.close()
-            await self.server.close()
-
-        self.loop.run(stop())
-        self.loop.close()
+from tests.unit.engines.http.served import ANSWER, GENERATE, Served
 
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(ANSWER):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def weights(tmp_path) -> Path:
-    (tmp_path / "roots" / "7").mkdir(parents=True)
-    (tmp_path / "roots" / "7" / "config.json").write_text("{}")
-    (tmp_path / "roots" / "7" / "model.safetensors").touch()
-    return tmp_path / "roots"
-
-
-@pytest.fixture
-def served(weights):
-    with contextlib.closing(Served(weights)) as served:
-        yield served
-
-
-GENERATE = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}, "return_logprob": True}
 
 
 def test_a_whole_reply_has_sglangs_fields(served):
@@ -332,9 +227,6 @@ def test_a_token_guards_everything_but_the_probes(weights):
         assert served.post("/generate", GENERATE, headers={"Authorization": "Bearer sesame"})[0] == 200
 
 
-# Weights
-
-
 def test_weights_come_from_their_roots_only(served, weights, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -382,159 +274,6 @@ def test_what_would_unpickle_is_refused_by_name(served, path):
 
 def test_only_loopback_counts_as_private():
     assert is_loopback("127.0.0.1") and is_loopback("localhost") and not is_loopback("0.0.0.0")
-
-
-# Fuzz
-
-PATHS = (
-    "/generate",
-    "/pause_generation",
-    "/continue_generation",
-    "/abort_request",
-    "/flush_cache",
-    "/update_weights_from_disk",
-    *UNSUPPORTED,
-)
-GETS = ("/health", "/health_generate", "/get_model_info", "/model_info", "/get_server_info", "/server_info")
-KEYS = st.sampled_from(
-    ["rid", "input_ids", "text", "sampling_params", "stream", "return_logprob", "incremental", "extra_key", "mode", "n"]
-    + ["abort_all", "model_path", "weight_version", "flush_cache", "max_new_tokens", "min_new_tokens", "temperature", "min_p"]
-    + ["top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "sampling_seed"]
-)
-NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.sampled_from([0, 1, -1, 2**31, 2**63, 1e308])
-SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20) | st.sampled_from(["in_place", "abort", "..", "/etc"])
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS | st.text(max_size=5), inner, max_size=5),
-    max_leaves=15,
-)
-OBJECTS = st.dictionaries(KEYS, VALUES, max_size=8)
-
-
-@st.composite
-def nearly_right(draw) -> dict[str, Any]:
-    """Draws a valid /generate body with a few broken fields."""
-    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}, "stream": draw(st.booleans())}
-    for _ in range(draw(st.integers(1, 2))):
-        target = draw(st.sampled_from([body, body["sampling_params"]]))
-        if isinstance(target, dict):
-            target[draw(KEYS)] = draw(VALUES)
-        if not isinstance(body["sampling_params"], dict):
-            break
-    return body
-
-
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory):
-    with contextlib.closing(Served(tmp_path_factory.mktemp("weights"))) as served:
-        yield served
-
-
-def survives(served: Served, status: int, text: str, sent: object) -> None:
-    assert status < 500, (status, text, sent)
-    served.loop._loop.call_soon_threadsafe(served.sampler.running.set)  # a pause that was meant so
-
-
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@FUZZ
-@given(st.sampled_from(PATHS), OBJECTS | VALUES)
-def test_fuzz_any_json_anywhere(fuzzed, path, body):
-    survives(fuzzed, *fuzzed.post(path, json.dumps(body).encode()), (path, body))
-
-
-@FUZZ
-@given(nearly_right())
-def test_fuzz_almost_right_requests(fuzzed, body):
-    status, text = fuzzed.post("/generate", json.dumps(body).encode())
-    survives(fuzzed, status, text, body)
-    assert status in (200, 400, 413)
-
-
-@FUZZ
-@given(st.sampled_from(PATHS), st.binary(max_size=200))
-def test_fuzz_bytes(fuzzed, path, body):
-    survives(fuzzed, *fuzzed.post(path, body), (path, body))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b'{"input_ids": [' + b"9" * 10_000 + b"]}",
-        b'{"temperature": NaN}',
-        b'{"input_ids": [1], "sampling_params": {"temperature": 1e999}}',
-        b'{"text": "\\ud800"}',
-        b'{"rid": "\\ud800", "input_ids": [1], "sampling_params": {"max_new_tokens": 1}}',
-        b"\xff\xfe\x00",
-        b'{"input_ids": [[1, 2], [3]]}',
-        b'{"input_ids": [true]}',
-    ],
-)
-def test_bodies_that_parsers_choke_on(fuzzed, body):
-    for path in PATHS:
-        status, text = fuzzed.post(path, body)
-        survives(fuzzed, status, text, body[:50])
-        assert path != "/generate" or status == 400, (text, body[:50])
-
-
-def test_wrong_methods_paths_and_encodings(fuzzed):
-    for path in (*PATHS, *GETS, "/", "/nothing", "/../etc/passwd", "/%00", "/generate/"):
-        for method in ("GET", "POST", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "BREW"):
-            status, text = fuzzed.call(method, path)
-            survives(fuzzed, status, text, (method, path))
-    for headers in (
-        {"Content-Encoding": "gzip"},
-        {"Content-Encoding": "nonsense"},
-        {"Content-Type": "text/x; charset=nonsense"},
-    ):
-        status, text = fuzzed.post("/generate", b"not gzip", headers=headers)
-        survives(fuzzed, status, text, headers)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\0\0\0\0\r\n\r\n",
-        b"GET /health HTTP/9.9\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 50_000 + b"\r\n",
-    ],
-)
-def test_broken_http_is_answered_or_cut_off(fuzzed, raw):
-    with socket.create_connection(fuzzed.address, timeout=ANSWER) as connection, contextlib.suppress(ConnectionError):
-        connection.sendall(raw)
-        connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        while piece := connection.recv(65536):
-            answer += piece
-        assert not answer.startswith(b"HTTP/1.1 5") or answer.startswith(b"HTTP/1.1 505"), answer[:100]
-    assert fuzzed.call("GET", "/health")[0] == 200
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["silent", "half", "idle"])
-def test_a_connection_without_a_request_is_closed(weights, monkeypatch, sent):
-    monkeypatch.setattr(web_server, "IDLE_TIMEOUT", 0.05)
-
-    async def until_closed(address: tuple[str, int]) -> None:
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(sent)
-        await asyncio.wait_for(reader.read(), ANSWER)  # raises TimeoutError while the server keeps it
-        writer.close()
-
-    with contextlib.closing(Served(weights)) as served:
-        served.loop.run(until_closed(served.address))
-
-
-def test_after_all_that_the_server_works_and_holds_nothing(fuzzed):
-    assert fuzzed.post("/generate", GENERATE)[0] == 200
-    assert fuzzed.sampler.under_way == 0
-    assert len(os.listdir("/proc/self/fd")) < 200
 
 
 def test_a_server_has_one_owner_at_a_time_named_in_the_refusal(served, monkeypatch):

@@ -17,7 +17,7 @@ from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.distributed import join
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 from tests.unit.engines.jax.sharded_learner import SETTINGS, batch_of, flat, pool, step
 
 

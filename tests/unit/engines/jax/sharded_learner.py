@@ -16,7 +16,7 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import ModelConfig
 from rljax.engines.jax.learner import JaxLearner
 from rljax.hf import init_directory
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack, untimed
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor"}
 SETTINGS = {

@@ -15,7 +15,7 @@ from rljax.engine import Engine, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.engines.jax.sampler import JaxSampler
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 from rljax.types import Request, SamplingParams
 from tests.unit.engines.jax.sharded_learner import pool
 

@@ -15,7 +15,7 @@ from rljax.engines.jax.tuning import logit_rows_of
 from rljax.errors import UserError
 from rljax.metrics.mean import merge
 from rljax.testing import models
-from rljax.testing.learner_contract import UPDATE, Episode, config_of, episodes, first_fit, halves, pack, unpack
+from rljax.testing.learner_batches import UPDATE, Episode, config_of, episodes, first_fit, halves, pack, unpack
 
 BITWISE = {"jax.bitwise": True, "actor.optimizer.lr": 0.0, "actor.ppo_n_minibatches": 2}
 

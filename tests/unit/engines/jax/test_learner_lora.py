@@ -12,7 +12,7 @@ from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of, episodes, first_fit, pack
+from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 
 LORA = {"actor.lora.rank": 4, "actor.lora.alpha": 8.0, "actor.optimizer.lr": 3e-2, "actor.kl_ctl": 0.01}
 

@@ -23,7 +23,7 @@ from rljax.engines.jax.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.testing import models
-from rljax.testing.learner_contract import UPDATE, config_of, episodes, first_fit, pack, untimed
+from rljax.testing.learner_batches import UPDATE, config_of, episodes, first_fit, pack, untimed
 
 
 @pytest.fixture(scope="module")

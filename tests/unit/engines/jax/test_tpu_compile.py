@@ -15,7 +15,7 @@ from rljax.engines.jax.tuning import remat_of
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 
 CONFIG = {
     "actor.dtype": "bfloat16",

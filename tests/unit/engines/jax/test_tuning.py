@@ -10,7 +10,7 @@ from rljax.engines.jax import tuning
 from rljax.engines.jax.tuning import ANY, TUNINGS, Tuning, padded_length, unrolled
 from rljax.hf.spec import ModelSpec
 from rljax.testing import models
-from rljax.testing.learner_contract import config_of
+from rljax.testing.learner_batches import config_of
 
 
 @pytest.fixture(scope="module")
