@@ -9,7 +9,20 @@ mapping of named numbers among which "reward" is the total:
 `reward.name` is one of REWARDS, or "package.module:function".
 """
 
-from rljax.rewards.pool import RewardPool
+from typing import TYPE_CHECKING, Any
+
 from rljax.rewards.score import REWARDS, Rewards, Score
 
+if TYPE_CHECKING:
+    from rljax.rewards.pool import RewardPool
+
 __all__ = ["REWARDS", "RewardPool", "Rewards", "Score"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the pool when it is asked for: a reward process runs without it."""
+    if name == "RewardPool":
+        from rljax.rewards.pool import RewardPool
+
+        return RewardPool
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
