@@ -146,6 +146,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             tokenizer=tokenizer,
             labels=labels,
             added_tools=added,
+            like=prompts,
         )
         labeled = Labeled(examples, labels)
         learned = examples if config.actor.loss == "sft" else prompts
