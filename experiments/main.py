@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, PluginFailed, RankFailed, TooManyFailures, UserError
-from rljax.process import frames
+from rljax.process import frames, interpreter
 from rljax.process.signals import Stopped, end_on_signals
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
       takes_arguments: the binary takes positional arguments (`arguments_from_flags`); they are an
         error otherwise.
     """
+    interpreter.collect_less_often()
     logging.get_absl_handler().setFormatter(_Plain())
     logging.get_absl_handler().python_handler.stream = _Stderr()
     logging.get_absl_handler().addFilter(_is_for_the_screen)

@@ -164,6 +164,7 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
             tokenizer=tokenizer,
             labels=labels,
             added_tools=added,
+            like=prompts,
         )
         labeled = Labeled(examples, labels)
         learned = examples if config.actor.loss == "sft" else prompts

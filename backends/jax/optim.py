@@ -163,7 +163,7 @@ class Optimizer:
             jnp.where(finite, 0.0, 1.0).astype(jnp.float32),
             None if broken is None else (finite & broken).astype(jnp.float32),
             jnp.where(taken, step_count(stepped), step_count(state)).astype(jnp.float32),
-            None if rounding is None else share_rounded_away(params, moved, rounding),
+            None if rounding is None else share_rounded_away(params, moved, rounding, taken),
         )
         return moved, jax.tree.map(keep, stepped, state), stats
 

@@ -109,12 +109,12 @@ class Optimizer:
         if 0 < self._config.gradient_clipping <= norm:
             torch._foreach_mul_([g for g in grads if g is not None], self._config.gradient_clipping / norm)
         values = [parameter.value for parameter in self.parameters]
-        before = None if self._published is None else Shards(values)
+        before = None if self._published in (None, torch.float32) else Shards(values)  # float32 loses nothing
         for decayed in (True, False):
             which = [i for i, parameter in enumerate(self.parameters) if decays(parameter.name) == decayed]
             self._adamw(which, grads, lr, decayed)
         self.count += 1
-        lost = None
+        lost = None if self._published is None else Mean(0.0, 1)
         if before is not None and self._published is not None:
             lost = before.rounded_away(values, self._published, [p.replicas for p in self.parameters], self._reduce)
         return StepStats(norm, lr, False, self.count, lost, broken)

@@ -17,13 +17,14 @@ from rljax.config.schema import DatasetConfig
 from rljax.data.formats import Format, find_format, told_by_columns, with_system
 from rljax.data.labeled import Labels
 from rljax.data.lengths import AT_ONCE, PromptLengths
-from rljax.data.records import Records, open_records
+from rljax.data.records import InMemory, Records, open_records
 from rljax.data.selection import Selection
 from rljax.data.tasks import PREFIX, make_task
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
 
+KEPT_PROMPTS = 50_000  # of a task that are kept, and if it has more, none; 0.7 KB each beside their texts
 _STATE = json_fields.fields({"position": json_fields.integer(0, 2**62)})
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,22 @@ class Examples:
         system_prompt: str = "",
         tools: Sequence[Tool] = (),
         added_tools: Sequence[Tool] = (),
+        *,
+        identity: str | None = None,
+        keep: bool = False,
     ) -> None:
+        """
+        Args:
+          identity: of the prompts; None if nothing tells them from others.
+          keep: make each prompt once, for checks, steps and epochs ask for it a dozen times.
+        """
         self._records = records
         self._form = form
         self._system_prompt = system_prompt
         self._tools = tuple(tools)  # of prompts that have none of their own
         self._added_tools = tuple(added_tools)  # of all prompts
+        self._made: list[Prompt | None] | None = [None] * len(records) if keep else None
+        self.identity = identity
         self.digest = records.digest
         self.where = records.where
 
@@ -58,7 +69,19 @@ class Examples:
         return self.prompt(index, str(index))
 
     def prompt(self, index: int, uid: str) -> Prompt:
-        """Makes the prompt of a record. Raises UserError, which names file and line."""
+        """Returns the prompt of a record, one of its own for each call.
+
+        Raises UserError, which names file and line.
+        """
+        if self._made is None:
+            return self._make(index, uid)
+        made = self._made[index]
+        if made is None:
+            made = self._made[index] = self._make(index, uid)
+        messages, reply = (tuple(map(dict, turns)) for turns in (made.messages, made.reply))
+        return Prompt(uid, messages, dict(made.fields), made.tools, dict(made.chat_template_kwargs), reply)
+
+    def _make(self, index: int, uid: str) -> Prompt:
         where = self._records.where(index)
         try:
             messages, fields = self._form(self._records[index], where)
@@ -118,7 +141,7 @@ class PromptSource:
         """
         import grain  # takes a second, most of it for jax
 
-        self._examples = examples
+        self.examples = examples
         self.key = key  # the config section, for messages
         self._kept = kept
         self._position = 0
@@ -182,24 +205,24 @@ class PromptSource:
 
     def where(self, uid: str) -> str:
         """Returns the origin of a prompt, whose uid may have no epoch: "train.jsonl:17"."""
-        return self._examples.where(int(uid.rpartition("/")[2]))
+        return self.examples.where(int(uid.rpartition("/")[2]))
 
     def require_fit(self, tokenizer: Tokenizer, *, most: int, why: str) -> None:
         """Checks that no prompt has more than `most` tokens.
 
         Raises UserError, which ends with `why`.
         """
-        lengths = PromptLengths(tokenizer, self._examples.where, most)
+        lengths = PromptLengths(tokenizer, self.examples.where, most)
         long: dict[int, int] = {}
         for start in range(0, len(self._kept), AT_ONCE):
             part = [int(index) for index in self._kept[start : start + AT_ONCE]]
-            counted = lengths.of([self._examples[index] for index in part])
+            counted = lengths.of([self.examples[index] for index in part])
             long |= {index: tokens for index, tokens in zip(part, counted, strict=True) if tokens > most}
         if long:
             index, length = next(iter(long.items()))
             others = f" (and {len(long) - 1} more are too long)" if len(long) > 1 else ""
             raise UserError(
-                f"{self.key}.max_length: None, and {self._examples.where(index)} has {length} tokens{others}:"
+                f"{self.key}.max_length: None, and {self.examples.where(index)} has {length} tokens{others}:"
                 f" {why} ({self.key}.max_length={most} leaves such prompts out)"
             )
 
@@ -229,7 +252,7 @@ class PromptSource:
         return self._numbered(position // len(self), int(self._order[position]))
 
     def _numbered(self, epoch: int, index: int) -> Prompt:
-        return self._examples.prompt(index, f"{epoch}/{index}")
+        return self.examples.prompt(index, f"{epoch}/{index}")
 
 
 def open_prompts(
@@ -243,6 +266,7 @@ def open_prompts(
     added_tools: Sequence[Tool] = (),
     measure: bool = False,
     seen: Callable[[Prompt], None] | None = None,
+    like: PromptSource | None = None,
 ) -> PromptSource:
     """Opens and checks a dataset. Reads every record once, so that a broken one fails at the start.
 
@@ -255,21 +279,16 @@ def open_prompts(
       measure: find the length of every prompt (`lengths`).
       seen: called with each prompt that is used, in the order of the data, which spares another
         pass over them. Their uids are still without an epoch.
+      like: a source of the same dataset and tools, whose records are read and not opened again.
 
     Raises:
       UserError: one line with file, line and remedy.
     """
-    if dataset.path.startswith(PREFIX):
-        records: Records = make_task(dataset.path, dataset.split, dataset.task, key)
-    elif dataset.type == "task":
-        raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
+    if like is not None:
+        examples = like.examples
     else:
-        records = open_records(dataset.path, dataset.split, key)
-    name, tools = _format_name(dataset, records, key, said=labels is not None), _tools(dataset.tools, key)
-    examples = Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools)
-    # A format of users' may read whatever it likes
-    identity = None if ":" in name else json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]])
-    selection = Selection(examples, dataset, tokenizer, labels, key, identity, measure=measure, seen=seen)
+        examples = _open_examples(dataset, key, added_tools, said=labels is not None)
+    selection = Selection(examples, dataset, tokenizer, labels, key, examples.identity, measure=measure, seen=seen)
     selection.log()
     return PromptSource(
         examples,
@@ -281,6 +300,25 @@ def open_prompts(
         lengths=selection.lengths,
         shard=shard,
     )
+
+
+def _open_examples(dataset: DatasetConfig, key: str, added_tools: Sequence[Tool], *, said: bool) -> Examples:
+    """Opens the records of a dataset as prompts. Raises UserError.
+
+    Args:
+      said: which format was chosen for want of a `type` was said before.
+    """
+    if dataset.path.startswith(PREFIX):
+        records: Records = make_task(dataset.path, dataset.split, dataset.task, key)
+    elif dataset.type == "task":
+        raise UserError(f"{key}.type: 'task' needs a path such as task:addition, not {dataset.path!r}")
+    else:
+        records = open_records(dataset.path, dataset.split, key)
+    name, tools = _format_name(dataset, records, key, said=said), _tools(dataset.tools, key)
+    own = ":" not in name  # a format of users' may read whatever it likes
+    keep = own and isinstance(records, InMemory) and len(records) <= KEPT_PROMPTS
+    identity = json.dumps([records.digest, name, dataset.system_prompt, tools, [*added_tools]]) if own else None
+    return Examples(records, find_format(name, key), dataset.system_prompt, tools, added_tools, identity=identity, keep=keep)
 
 
 def _format_name(dataset: DatasetConfig, records: Records, key: str, *, said: bool) -> str:

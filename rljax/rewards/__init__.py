@@ -19,7 +19,20 @@ process_main.py   its main program
 check.py          whether rewards can score the records of a data set
 """
 
-from rljax.rewards.pool import RewardPool
+from typing import TYPE_CHECKING, Any
+
 from rljax.rewards.score import REWARDS, Rewards, Score
 
+if TYPE_CHECKING:
+    from rljax.rewards.pool import RewardPool
+
 __all__ = ["REWARDS", "RewardPool", "Rewards", "Score"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the pool when it is asked for: a reward process runs without it."""
+    if name == "RewardPool":
+        from rljax.rewards.pool import RewardPool
+
+        return RewardPool
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

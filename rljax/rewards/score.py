@@ -6,12 +6,14 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
-from rljax.hf.tokenizer import Tokenizer
 from rljax.types import Prompt
+
+if TYPE_CHECKING:
+    from rljax.hf.tokenizer import Tokenizer
 
 REWARDS = {
     "exact": "rljax.rewards.exact:reward",

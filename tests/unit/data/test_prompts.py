@@ -12,7 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from rljax.config.schema import DatasetConfig, WarmupConfig
-from rljax.data import Labels, labeled, open_prompts
+from rljax.data import Labels, formats, labeled, open_prompts
+from rljax.data import prompts as prompts_module
 from rljax.errors import UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
@@ -289,6 +290,40 @@ def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_start
     with pytest.raises(UserError, match=line):
         opened("solution")
     assert len(opened("answer")) == 2 and len(opened("solution", limit=1)) == 1
+
+
+@pytest.mark.parametrize(("own", "limit", "passes"), [(True, 50, 1), (False, 50, 3), (True, 49, 3)])
+def test_prompts_of_a_task_are_made_once_and_are_still_the_callers_own(own, limit, passes, monkeypatch):
+    """Not by a users' format, which may draw at random, and not of a task that is too large."""
+    made = Counter()
+
+    def form(record, where):
+        made[where] += 1
+        return formats.prompt_answer(record, where)
+
+    monkeypatch.setattr(prompts_module, "find_format", lambda name, key: form)
+    monkeypatch.setattr(prompts_module, "KEPT_PROMPTS", limit)
+    settings = config("task:addition", type="task" if own else "theirs:form", task={"n": 50}, shuffle=False)
+    source = open_prompts(settings, seed=0)
+    before = list(source.epoch(1))
+    for prompt in before:
+        prompt.messages[0]["content"] = prompt.fields["answer"] = "spoilt"
+    after = list(source.epoch(1))
+    assert set(made.values()) == {passes} and len(made) == 50
+    monkeypatch.undo()
+    assert after == list(open_prompts(dataclasses.replace(settings, type="task"), seed=0).epoch(1))
+
+
+@pytest.mark.parametrize("most", [None, 8])
+def test_labeled_examples_of_an_open_source_are_those_of_its_dataset_opened_again(most, eleven, tokenizer, monkeypatch):
+    settings = config(eleven, max_length=most)
+    labels = Labels(WarmupConfig(field="answer"), tokenizer, most=100, why="")
+    prompts = open_prompts(settings, seed=0, tokenizer=tokenizer)
+    again = open_prompts(settings, seed=1, tokenizer=tokenizer, labels=labels)
+    monkeypatch.setattr(prompts_module, "open_records", None)  # nothing is opened
+    like = open_prompts(settings, seed=1, tokenizer=tokenizer, labels=labels, like=prompts)
+    assert like.identity == again.identity and like.skipped == again.skipped
+    assert list(like.epoch(2)) == list(again.epoch(2))
 
 
 @pytest.mark.parametrize("lengths", [[1, 300, 2], [40, 5], [500, 600, 700]])

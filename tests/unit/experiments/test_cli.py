@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rljax.experiments import cli, main
+from rljax.process import interpreter
 from tests.unit.experiments.test_binaries import HEAVY
 from tests.unit.test_bazel import is_program
 
@@ -128,3 +129,9 @@ def test_a_signal_while_a_command_still_imports_its_parts_is_one_line(module, nu
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (128 + number, f"error: stopped by {number.name}\n")
+
+
+def test_a_program_collects_less_garbage_from_its_start_on():
+    code = "import gc; from rljax.experiments import main; main.run_main(lambda: print(*gc.get_threshold()))"
+    threshold = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+    assert int(threshold.split()[0]) == interpreter.YOUNG_OBJECTS

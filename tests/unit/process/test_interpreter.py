@@ -10,6 +10,9 @@ from rljax.process import interpreter
 
 before = [[i] for i in range(1000)]
 interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+interpreter.collect_less_often()
+assert gc.get_threshold()[0] > threshold[0] and gc.get_threshold()[1:] == threshold[1:] and gc.get_freeze_count() == 0
+gc.set_threshold(*threshold)
 interpreter.settle()
 watched = {id(found) for found in gc.get_objects()}
 assert not any(id(made) in watched for made in before)  # exempt

@@ -152,11 +152,15 @@ def test_moments_can_be_replaced_and_the_schedule_goes_on_from_the_count():
     )
 
 
-def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32():
+def published_in(dtype):
+    return lambda tree: jax.tree.map(lambda a: rounded(a, dtype), tree)
+
+
+def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp():
     def share(lr, dtype):
         """Result of one step of lr down from 1 (below which an ulp of bfloat16 is 2^-8)."""
         config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
-        optimizer = optim.Optimizer(config, None, "key", rounding=lambda tree: jax.tree.map(lambda a: rounded(a, dtype), tree))
+        optimizer = optim.Optimizer(config, None, "key", rounding=published_in(dtype))
         params, grads = {"moved": jnp.ones((3, 4)), "still": jnp.ones(5)}, {"moved": jnp.ones((3, 4)), "still": jnp.zeros(5)}
         found = jax.jit(optimizer.apply)(params, optimizer.init(params), grads)[2].rounded_away
         assert found.count == 12  # a weight that stays where it was has nothing to lose
@@ -164,7 +168,21 @@ def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_i
 
     assert share(2**-9 * 0.99, jnp.bfloat16) == 1
     assert share(2**-9 * 1.01, jnp.bfloat16) == 0
-    assert share(2**-23, jnp.float32) == 0
+
+
+@pytest.mark.parametrize(("gradient", "steps"), [(1.0, 1), (np.nan, 0)])  # of NaN no step is taken
+def test_rounding_takes_nothing_of_an_update_in_float32_and_no_weight_is_looked_at(gradient, steps):
+    config = dataclasses.replace(CONFIG, lr=2**-23)
+    params, grads = {"weight": jnp.ones((3, 4))}, {"weight": jnp.full((3, 4), gradient)}
+    optimizer = optim.Optimizer(config, None, "key", rounding=published_in(jnp.float32))
+    found = jax.jit(optimizer.apply)(params, optimizer.init(params), grads)[2].rounded_away
+    assert (found.sum, found.count) == (0, steps)
+
+    def of_weights(optimizer):
+        equations = jax.make_jaxpr(optimizer.apply)(params, optimizer.init(params), grads).eqns
+        return sum(any(out.aval.shape == (3, 4) for out in equation.outvars) for equation in equations)
+
+    assert of_weights(optimizer) == of_weights(optim.Optimizer(config, None, "key"))
 
 
 def test_a_sample_of_large_arrays_counts_for_the_whole(monkeypatch):
@@ -172,5 +190,5 @@ def test_a_sample_of_large_arrays_counts_for_the_whole(monkeypatch):
     before = {"layers": jnp.ones((6, 8, 8)), "table": jnp.ones((64, 4)), "scale": jnp.ones(16)}
     by = {"layers": 2**-10, "table": 0.5, "scale": 0.0}  # lost in bfloat16, kept, not moved
     after = {name: array - by[name] for name, array in before.items()}
-    found = share_rounded_away(before, after, lambda tree: jax.tree.map(lambda a: rounded(a, jnp.bfloat16), tree))
+    found = share_rounded_away(before, after, published_in(jnp.bfloat16), jnp.array(True))
     assert (found.sum, found.count) == (6 * 8 * 8, 6 * 8 * 8 + 64 * 4)

@@ -101,21 +101,30 @@ def test_adapters_and_embeddings_decay():
 
 
 @pytest.mark.parametrize("copies", [1, 3])  # ranks that hold every shard
-def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp_and_nothing_in_float32(copies):
-    def share(lr, dtype):
+def test_what_rounding_takes_of_an_update_is_all_below_half_an_ulp(copies):
+    def share(lr):
         """Result of one step of lr down from 1, below which an ulp of bfloat16 is 2^-8."""
         config = dataclasses.replace(CONFIG, lr=lr, weight_decay=0.0, gradient_clipping=0.0)
         grads = {"moved": torch.ones(3, 4), "still": torch.zeros(5)}
         parameters = [
             TrainedParameter(name, torch.ones_like(grad), lambda name=name: grads[name], copies) for name, grad in grads.items()
         ]
-        found = Optimizer(config, None, "key", parameters, lambda x: x.mul_(copies), published=dtype).step().rounded_away
+        optimizer = Optimizer(config, None, "key", parameters, lambda x: x.mul_(copies), published=torch.bfloat16)
+        found = optimizer.step().rounded_away
         assert found.count == pytest.approx(12)  # a weight that stays where it was has nothing to lose
         return found.value
 
-    assert share(2**-9 * 0.99, torch.bfloat16) == 1
-    assert share(2**-9 * 1.01, torch.bfloat16) == 0
-    assert share(2**-23, torch.float32) == 0
+    assert share(2**-9 * 0.99) == 1
+    assert share(2**-9 * 1.01) == 0
+
+
+@pytest.mark.parametrize(("gradient", "steps"), [(1.0, 1), (float("nan"), 0)])  # of NaN no step is taken
+def test_rounding_takes_nothing_of_an_update_in_float32_and_no_weight_is_copied(gradient, steps, monkeypatch):
+    monkeypatch.setattr("rljax.backends.torch.optim.Shards", None)
+    parameters = [TrainedParameter("weight", torch.ones(3, 4), lambda: torch.full((3, 4), gradient))]
+    config = dataclasses.replace(CONFIG, lr=2**-23)
+    found = Optimizer(config, None, "key", parameters, lambda x: x, published=torch.float32).step().rounded_away
+    assert (found.sum, found.count) == (0, steps)
 
 
 def test_a_sample_of_the_weights_is_spread_over_all_of_them():
