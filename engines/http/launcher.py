@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import private_directory, remove_private
+from rljax.engine.rank import LOOPBACK, free_port
 from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
@@ -36,7 +36,6 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL: SGLang would finish its requests first
 PORT_ATTEMPTS = 3  # another process may take a free port before the server binds it
 TAIL = 30  # lines of a log shown in an error
-LOCAL = "127.0.0.1"
 LAUNCHER_VARIABLES = (  # torchrun's variables, beside those that begin with TORCHELASTIC_
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
@@ -56,7 +55,7 @@ class Process:
 
     @property
     def base(self) -> str:
-        return f"http://{LOCAL}:{self.port}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     def tail(self) -> str:
         """Returns the last lines of its log; "" if somebody removed it."""
@@ -148,7 +147,7 @@ class SglangServers:
             remove_private(self._logs)  # else they may tell why; a later run removes them
 
     def _start(self, index: int) -> Process:
-        port = free_port()
+        port = free_port(LOOPBACK)
         log = self._logs / f"sglang-{index}.log"
         command = launch_command(self._settings, self._pool, self._model_dir, port, self._release)
         command += ["--random-seed", str((self._config.seed + index) % 2**31)]
@@ -238,7 +237,7 @@ def launch_command(settings: SglangConfig, pool: Pool, model_dir: Path, port: in
         "model-path": model_dir,
         # By default it is the path, and SGLang refuses one with a colon, as of a run directory that is named for its mode
         "served-model-name": str(model_dir).replace(":", "-") if ":" in str(model_dir) else None,
-        "host": LOCAL,
+        "host": LOOPBACK,
         "port": port,
         "weight-version": 0,
         "tp-size": pool.tensor,
@@ -279,9 +278,3 @@ def environment(settings: SglangConfig, pool: Pool, index: int, inherited: Mappi
             raise UserError(f"allocation_mode: the servers need device {wanted.stop - 1}, CUDA_VISIBLE_DEVICES={visible}")
         return env | {"CUDA_VISIBLE_DEVICES": ",".join(names[i] for i in wanted)}
     return env | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, wanted))}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCAL, 0))
-        return int(probe.getsockname()[1])

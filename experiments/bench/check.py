@@ -1,4 +1,4 @@
-"""Times `experiments.check` on a large file of prompts: seconds by part, of two calls.
+"""Times `rljax check` on a large file of prompts: seconds by part, of two calls.
 
     python -m experiments.bench.check --config=configs/smollm2_gsm8k.py --prompts=500000
 

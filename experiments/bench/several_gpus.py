@@ -8,7 +8,7 @@ The parts:
 
     learners  a step of the same eight rows on one card and on several: loss, speed, memory
     samplers  256 and 1,024 requests of experiments.bench.decode
-    runs      20 asynchronous steps of configs/smollm2_sums.py (--model) in each allocation_mode
+    runs      20 asynchronous steps of the config smollm2_sums (--model) in each allocation_mode
     publish   from each learner to one, two and four servers, idle and while they decode
     faults    kill -9 of servers and ranks, SIGSTOP of a server, at chosen moments
     move      a run that goes to the other path and back

@@ -1,13 +1,8 @@
 """Ranks of a PyTorch learner restore a JAX learner's checkpoint; what one refuses, all refuse."""
 
 import json
-import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,36 +10,9 @@ import pytest
 from rljax.testing import models
 from rljax.testing.moving import KINDS, flat, go, make
 from tests.unit.engines.cuda import moved_torch_learner as script
+from tests.unit.engines.cuda.ranks import run_ranks
 
-ROOT = Path(__file__).resolve().parents[4]
 KIND = "adapters with a critic"
-
-
-def ranks_of(size: int, *arguments: str | Path) -> list[str]:
-    """Runs the script in `size` processes and returns their output."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", script.__name__, *map(str, arguments)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **rendezvous, "RANK": str(rank), "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
-    return outputs
 
 
 @pytest.mark.slow
@@ -59,7 +27,7 @@ def test_engine_portability_of_a_jax_checkpoint_to_two_ranks(tmp_path):
     name = max(meta["files"], key=lambda name: meta["files"][name][0])
     (tmp_path / "damaged" / "tree" / name).write_bytes(b"garbage")
 
-    said = ranks_of(2, KIND, model, tmp_path / "whole", tmp_path / "damaged", tmp_path / "found.npz")
+    said = run_ranks(script, 2, KIND, model, tmp_path / "whole", tmp_path / "damaged", tmp_path / "found.npz")
     assert re.search(r"rank 0: checkpoint: .* another rank reports why", said[0]), said[0]
     assert re.search(r"rank 1: checkpoint: .* is corrupt: ", said[1]), said[1]
     found, wanted = dict(np.load(tmp_path / "found.npz")), flat(learner.named_state())

@@ -1,7 +1,6 @@
 """A learner in several processes gives the numbers it gives in one, however it is split."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,40 +13,16 @@ from rljax.engines.cuda.learner import TorchLearner
 from rljax.testing import models
 from rljax.testing.learner_batches import config_of
 from tests.unit.engines.cuda import sharded_torch_learner as script
+from tests.unit.engines.cuda.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[4]
 BOUND = 5e-5  # of float32 sums in another order, after one step of 1e-2 / (|g| + 1e-2)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run(size: int, model: Path, out: Path, *layouts: str) -> dict[str, dict[str, np.ndarray]]:
     """Runs the script in several processes and returns {layout: {name: array}}."""
     out.mkdir()
-    port = free_port()
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    command = [sys.executable, "-m", script.__name__, str(model), str(out), *layouts]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **rendezvous, "RANK": str(rank), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    run_ranks(script, size, model, out, *layouts)
     found: dict[str, dict[str, np.ndarray]] = {}
     for key, array in np.load(out / "found.npz").items():
         layout, name = key.split("|")

@@ -19,9 +19,9 @@ import pytest
 
 from rljax import loop
 from rljax.engine import Engine
+from rljax.engine.rank import LOOPBACK, free_port
 from rljax.engines.http import health
 from rljax.engines.http.client import HttpSampler
-from rljax.engines.http.launcher import free_port
 from rljax.engines.http.plugin import attach
 from rljax.engines.http.remote import Remote, ServerLost, inspect
 from rljax.testing.harness import MemorySink, Repeat, make_run
@@ -37,7 +37,7 @@ class Servers:
 
     def __init__(self, model_dir: Path, count: int) -> None:
         self._model_dir = model_dir
-        self.ports = [free_port() for _ in range(count)]
+        self.ports = [free_port(LOOPBACK) for _ in range(count)]
         self.processes = [self.start(port) for port in self.ports]
         for port in self.ports:
             answers(port)

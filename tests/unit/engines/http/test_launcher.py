@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from rljax.config.allocation import Pool
+from rljax.engine.rank import LOOPBACK, free_port
 from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
-from rljax.engines.http.launcher import Process, SglangServers, environment, free_port, installed_release, launch_command
+from rljax.engines.http.launcher import Process, SglangServers, environment, installed_release, launch_command
 from rljax.errors import UserError
 from rljax.testing.models import config_of
 
@@ -273,4 +274,4 @@ def test_replicas_have_devices_of_their_own():
 
 
 def test_free_ports_are_free():
-    assert len({free_port() for _ in range(5)}) > 1
+    assert len({free_port(LOOPBACK) for _ in range(5)}) > 1
