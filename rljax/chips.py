@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from rljax.errors import UserError
 
 GIB = 2**30
-TPU, GPU = "tpu", "gpu"  # values of `Chip.platform`
+TPU, GPU, CPU = "tpu", "gpu", "cpu"  # values of `Chip.platform`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Topology:
           names: of the devices, as JAX and torch report them; none on a machine without.
           devices: their number in the whole run.
         """
-        kind = names[0] if names else "cpu"
-        chip = chip_of(kind) or Chip(kind, kind, "cpu" if kind == "cpu" else "other", math.nan)
+        kind = names[0] if names else CPU
+        chip = chip_of(kind) or Chip(kind, kind, CPU if kind == CPU else "other", math.nan)
         return cls(f"{chip.name}:{devices}", chip, devices)
 
     @property

@@ -114,7 +114,7 @@ class _Learner:
         length = padded(actor.mb_spec.max_tokens_per_row, LENGTHS)
         self.tokens = actor.mb_spec.rows_per_mb * length
         self.scored = actor.mb_spec.rows_per_mb * bucket(math.ceil(length * job.load.trained), length)
-        self.several = job.load.several(config, shards)
+        self.several = job.load.several(config, actor.mb_spec.rows_per_mb * shards)
         self.chunk = logit_rows(actor.logprob_chunk, spec.vocab_size, memory)
         needed = training_bytes(spec, self.tokens, self.chunk, pool.fsdp * pool.tensor)
         self.remat = checkpointing(actor.gradient_checkpointing, needed, memory)
