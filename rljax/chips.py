@@ -76,6 +76,10 @@ class Topology:
         match = re.fullmatch(r"([a-z0-9-]+):([1-9]\d*(?:x[1-9]\d*)*)", name)
         able = {chip.name: chip for chip in CHIPS if chip.memory is not None and chip.bandwidth is not None}
         if match is None or match[1] not in able:
+            if name.partition(":")[0] == CPU:
+                raise UserError(
+                    "--topology: CPUs have no plan, as none is in the table of memory and speed (h100:1 plans for a GPU)"
+                )
             chips = ", ".join(sorted(able))
             raise UserError(f"--topology: {name!r} is none (CHIP:COUNT, as in h100:8 or v5e:2x4; chips: {chips})")
         chip = able[match[1]]

@@ -54,6 +54,9 @@ class FsdpPlanner:
     def smaller(self, config: Config) -> Mapping[str, object]:
         return {}
 
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        return {}
+
     def sampler(self, job: Job) -> SamplerPlan:
         raise UserError("allocation_mode: fsdp cannot sample (put a sampler before it)")
 
@@ -292,6 +295,16 @@ class SglangPlanner:
         found: dict[str, object] = {"sglang.mem_fraction_static": round((settings.mem_fraction_static or STATIC) / 2, 3)}
         return found if settings.release_memory else found | {"sglang.release_memory": True}  # where the run can do it
 
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        """Returns the least share of the memory with which the server starts, or the largest with
+        which it fits: what is left of its share is the cache, so shares add up as bytes do.
+        """
+        share = SglangConfig.of(config).mem_fraction_static or STATIC
+        if chip.memory is None:
+            return {}
+        value = _least_share(sampler.needed, chip) if sampler.problem else math.floor(100 * (share + spare / chip.memory)) / 100
+        return {"sglang.mem_fraction_static": value} if 0 < value < 1 and value != share else {}
+
     def learner(self, job: Job) -> LearnerPlan:
         raise UserError("allocation_mode: sglang cannot learn (put a learner after it)")
 
@@ -306,12 +319,13 @@ class SglangPlanner:
         token = cache_bytes(spec, dtype, pool.tensor)
         cache = max(static - weights, 0.0)
         footprint = Footprint(
-            {"sampler's weights": weights, "KV cache": cache, "graphs and workspace": float(GRAPHS)},
+            without_nothing({"sampler's weights": weights, "KV cache": cache, "graphs and workspace": float(GRAPHS)}),
             {"decoding": {}, "publishing": {"sampler's publish bucket": float(settings.bucket_mb << 20)}},
         )
         requests = settings.max_running_requests or REQUESTS
-        problem = _too_small(job, weights, token)
-        return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES, problem)
+        needed = weights + _longest(job) * token
+        problem = _too_small(job, needed)
+        return SamplerPlan(footprint, pool.data, requests, cache / token, weights, token, DECODES, problem, needed)
 
     def require_compiler(self, topology: Topology) -> None:
         """Needs nothing: there are no programs."""
@@ -322,24 +336,30 @@ class SglangPlanner:
         return iter(())  # SGLang's are known to SGLang
 
 
-def _too_small(job: Job, weights: float, token: float) -> str:
+def _longest(job: Job) -> int:
+    """Returns the tokens of the longest request that a server has to have room for."""
+    longest = job.load.prompt + job.config.gconfig.max_new_tokens
+    return min(longest, SglangConfig.of(job.config).context_length or longest)
+
+
+def _least_share(needed: float, chip: Chip) -> float:
+    """Returns the least share of a chip's memory, in hundredths, that holds so many bytes."""
+    return math.ceil(100 * needed / chip.memory) / 100 if chip.memory else 0.0
+
+
+def _too_small(job: Job, needed: float) -> str:
     """Says that a server's share of the memory lacks room for the weights and one request, which is
     then no start, however much memory is left; "" if it has it.
 
     Args:
-      weights: bytes per device.
-      token: bytes per device of a token's keys and values.
+      needed: bytes per device of these.
     """
-    settings, memory = SglangConfig.of(job.config), job.chip.memory
-    chosen = settings.mem_fraction_static or STATIC
-    longest = job.load.prompt + job.config.gconfig.max_new_tokens
-    longest = min(longest, settings.context_length or longest)
-    needed = weights + longest * token
+    memory, chosen = job.chip.memory, SglangConfig.of(job.config).mem_fraction_static or STATIC
     if memory is None or needed <= chosen * memory:
         return ""
-    share = math.ceil(100 * needed / memory) / 100
+    share = _least_share(needed, job.chip)
     remedy = f"{share:.2f} or more, or a larger t" if share * memory + GRAPHS <= _usable(job.chip) else "a larger t"
     return (
         f"sglang.mem_fraction_static={chosen:g} is {chosen * memory / GIB:.2f} GiB, and weights and a request of"
-        f" {longest} tokens take {needed / GIB:.2f} ({remedy})"
+        f" {_longest(job)} tokens take {needed / GIB:.2f} ({remedy})"
     )

@@ -78,6 +78,9 @@ class JaxPlanner:
             found["jax.release_memory"] = True  # where the run can do it
         return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
 
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        return {}
+
     def _known(self, chip: Chip) -> int | None:
         """Returns the bytes that JAX says it may use; None where it doesn't say, as on a CPU."""
         return None if chip.memory is None else int(self.usable(chip))

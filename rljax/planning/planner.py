@@ -57,6 +57,7 @@ class SamplerPlan:
     token: float  # bytes per device of a token's keys and values
     efficiency: float  # share of the chip's bandwidth that decoding by this engine was measured to reach
     problem: str = ""  # why it would not start, whatever memory is left; "" if it would
+    needed: float = 0.0  # bytes of a device without which it does not start
 
 
 class Planner(Protocol):
@@ -82,6 +83,15 @@ class Planner(Protocol):
         """Returns keys of the engine's own section and values with which it would need less.
 
         Those that its `check_settings` refuses are left out by the caller.
+        """
+        ...
+
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        """Returns keys of the engine's own section, and values with which a sampler just starts if
+        it would not, and else just fits. Nothing where the engine has no such key.
+
+        Args:
+          spare: bytes of a device that the sampler leaves; negative if it takes too many.
         """
         ...
 

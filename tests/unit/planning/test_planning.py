@@ -685,6 +685,12 @@ def command(*arguments):
             2,
             "",
         ),  # that has neither model nor data
+        (
+            ["--topology=h100:1", "--programs=update"],
+            1,
+            "error: --programs: 'update' chooses among the programs that --compile",
+        ),
+        (["--topology=cpu:1"], 1, "error: --topology: CPUs have no plan"),
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
         (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
