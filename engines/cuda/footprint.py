@@ -98,7 +98,14 @@ class _Learner:
         self.trained = (_adapter_elements(config, job) if self.adapted else self.all) / self.shards
 
     def plan(self) -> LearnerPlan:
-        return LearnerPlan(Footprint(self._resident(), self._moments()), self.remat, UPDATES)
+        return LearnerPlan(Footprint(self._resident(), self._moments()), self.remat, UPDATES, self._note)
+
+    @property
+    def _note(self) -> str:
+        rows, ranks = self.cut.rows, self.pool.context
+        if rows == self.config.actor.mb_spec.rows_per_mb:
+            return ""
+        return f"a micro-batch has {rows} rows, as each of the {ranks} ranks that share rows (c) scores whole ones"
 
     def _resident(self) -> dict[str, float]:
         actor = self.config.actor

@@ -43,6 +43,7 @@ class LearnerPlan:
     footprint: Footprint
     remat: str  # `actor.gradient_checkpointing`, with "auto" decided
     efficiency: float  # share of the chip's FLOP/s that updates of this engine were measured to reach
+    note: str = ""  # what of the config the learner takes otherwise than it says
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rljax.planning.counted import counted
 from rljax.planning.estimate import SAMPLER, Group, Plan
 
 CHANGES = 8  # lines of changes, at most
+LAUNCHES = 1e-3  # seconds of a decode step, about, below which it is not the memory that is waited for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Report:
         if request.elsewhere:
             yield f"  the sampler is {request.elsewhere}, which is not planned for"
         yield f"  {_trained(request.config)}"
+        if plan.learner is not None and plan.learner.note:
+            yield f"  {plan.learner.note}"
         yield f"  prompts of {load.prompt} tokens, completions of {load.completion} (--prompt_tokens, --completion_tokens)"
         for group in plan.groups:
             yield from _group_lines(group)
@@ -89,6 +92,8 @@ class Report:
                 f"  sampler: {rates.sampler_tokens:,.0f} tokens/s, {rates.sampler_seconds:.3g} s per step;"
                 f" {rates.requests} requests at once, {1e3 * rates.decode_seconds:.3g} ms per token of each"
             )
+        if 0 < rates.decode_seconds < LAUNCHES:
+            yield "  these times are too short: a model this small waits for kernel launches and the host"
         if rates.waits:
             yield f"  the {rates.waits} waits; {self._split_line()}"
         if rates.sampler_seconds and rates.learner_seconds:

@@ -121,6 +121,18 @@ def test_a_largest_that_is_the_last_one_tried_may_be_larger():
     assert "rows_per_mb=1024 or more, or .max_tokens_per_row=128\n" in text
 
 
+def test_times_of_a_model_that_waits_for_launches_are_said_to_be_too_short():
+    tiny, large = (str(Report.of(plan_of("jax:d1", shape=shape, topology="h200:1"))) for shape in ("tiny", "qwen3-8b"))
+    assert "these times are too short" in tiny and "these times are too short" not in large
+
+
+@pytest.mark.parametrize(("rows", "said"), [(1, "a micro-batch has 4 rows"), (4, ""), (5, "a micro-batch has 8 rows")])
+def test_a_micro_batch_of_more_rows_than_the_config_says_is_told(rows, said):
+    keys = {"rollout.addr": "host:1", "actor.mb_spec.rows_per_mb": rows}
+    text = str(Report.of(plan_of("fsdp:c4", shape="qwen3-0.6b", **keys)))
+    assert said in text and ("a micro-batch has" in text) == bool(said)
+
+
 @pytest.mark.parametrize(("devices", "words"), [(1, "1 device of"), (2, "2 devices of")])
 def test_one_device_is_not_several(devices, words):
     text = str(Report.of(plan_of(f"jax:f{devices}", shape="qwen3-0.6b", topology=f"h100:{devices}")))
