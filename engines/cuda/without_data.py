@@ -89,8 +89,9 @@ def update_memory(config: Config, pool: Pool, model_dir: Path, batch: Batch | No
 
 
 def _full_batch(config: Config, pool: Pool) -> Batch:
-    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
-    return full_batch(rows, length, interpolated=Objective.from_config(config).proximal == "interpolated")
+    spec = config.actor.mb_spec
+    rows = -(-spec.rows_per_mb // pool.context) * pool.context * pool.data * pool.fsdp  # as `micro_batches` fills one up
+    return full_batch(rows, spec.max_tokens_per_row, interpolated=Objective.from_config(config).proximal == "interpolated")
 
 
 def components(sizes: Mapping[Label, int]) -> dict[str, float]:

@@ -3,18 +3,21 @@
 import dataclasses
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rljax.backends.torch.context_parallel import Context
 from rljax.config import io
 from rljax.config.allocation import Pool, parse
 from rljax.engine import find_plugin
 from rljax.engines.cuda.compiled_layers import compiler
 from rljax.engines.cuda.config import WORKSPACE_BYTES
+from rljax.engines.cuda.rows import micro_batches
 from rljax.engines.cuda.tensor_memory import TensorMemory
-from rljax.engines.cuda.without_data import components, programs, update_memory
+from rljax.engines.cuda.without_data import _full_batch, components, programs, update_memory
 from rljax.errors import UserError
 from rljax.experiments.bench.packed_rows import PackedRows
 from rljax.experiments.bench.plan_cases import learner
@@ -73,6 +76,15 @@ def test_a_compiled_function_holds_neither_its_inputs_nor_its_results():
 def test_tensor_parallelism_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"^--compile: fsdp:t2: the update of fsdp can't be run without data where t"):
         next(programs(io.load("base", []), Pool("fsdp", tensor=2), Path("none")))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_batch_fills_the_rows_that_each_rank_scores(rows):
+    config = io.load("base", [("actor.mb_spec.rows_per_mb", str(rows))])
+    batch = _full_batch(config, Pool("fsdp", data=3, context=2))
+    last = SimpleNamespace(context=Context(1, 2), data_shard=(0, 3), device=torch.device("cpu"))
+    (cut,) = micro_batches(batch, batch.loss_mask, last, shape_of("tiny"), rows)
+    assert cut.tokens.mask.any(dim=1).all()
 
 
 PLANNED = {  # dims, keys
