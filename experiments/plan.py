@@ -49,6 +49,8 @@ def plan() -> None:
     from rljax.experiments.plan_lengths import check_lengths
     from rljax.launching.hosts import shared_over_hosts
 
+    if PROGRAMS.value and not COMPILE.value:
+        raise UserError(f"--programs: {PROGRAMS.value!r} chooses among the programs that --compile compiles, which is missing")
     config = planned_config()
     checks.check(config)
     pools = engine.allocate(config)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from rljax.errors import UserError
 
 GIB = 2**30
-TPU, GPU = "tpu", "gpu"  # values of `Chip.platform`
+TPU, GPU, CPU = "tpu", "gpu", "cpu"  # values of `Chip.platform`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +76,10 @@ class Topology:
         match = re.fullmatch(r"([a-z0-9-]+):([1-9]\d*(?:x[1-9]\d*)*)", name)
         able = {chip.name: chip for chip in CHIPS if chip.memory is not None and chip.bandwidth is not None}
         if match is None or match[1] not in able:
+            if name.partition(":")[0] == CPU:
+                raise UserError(
+                    "--topology: CPUs have no plan, as none is in the table of memory and speed (h100:1 plans for a GPU)"
+                )
             chips = ", ".join(sorted(able))
             raise UserError(f"--topology: {name!r} is none (CHIP:COUNT, as in h100:8 or v5e:2x4; chips: {chips})")
         chip = able[match[1]]
@@ -89,8 +93,8 @@ class Topology:
           names: of the devices, as JAX and torch report them; none on a machine without.
           devices: their number in the whole run.
         """
-        kind = names[0] if names else "cpu"
-        chip = chip_of(kind) or Chip(kind, kind, "cpu" if kind == "cpu" else "other", math.nan)
+        kind = names[0] if names else CPU
+        chip = chip_of(kind) or Chip(kind, kind, CPU if kind == CPU else "other", math.nan)
         return cls(f"{chip.name}:{devices}", chip, devices)
 
     @property

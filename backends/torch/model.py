@@ -123,7 +123,8 @@ def build(
     causal, layers = _on_meta_device(spec, directory, base_dtype)
     causal.get_input_embeddings().padding_idx = None  # or the embedding of that id would get no gradient
     if adapt is not None:
-        adapt(causal)
+        with torch.device("meta"):
+            adapt(causal)
     network = Network(causal, spec)
     if rank_mesh.tensor_mesh is not None:
         trained = {name for name, parameter in causal.named_parameters() if parameter.requires_grad}

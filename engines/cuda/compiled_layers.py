@@ -30,9 +30,9 @@ def compiler(memory: TensorMemory) -> Callable[[Callable[..., Any]], Callable[..
         interpreter = _Interpreter(graph, memory)
 
         def call(args: list[Any]) -> Any:
-            given = list(args)
-            args.clear()  # inputs are dropped when they have been read
-            return interpreter.run(*given)
+            result = interpreter.boxed_run(args)  # inputs are dropped when they have been read
+            interpreter.env = {}  # or it would hold the results until the next call
+            return result
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call

@@ -10,6 +10,8 @@ import dataclasses
 from rljax.config.keys import key
 from rljax.config.schema import EngineConfig
 
+WORKSPACE_BYTES = 2 * 32 << 20  # of cuBLAS on a Hopper or a newer GPU: of the thread that calls, and of autograd's
+
 
 @dataclasses.dataclass(frozen=True)
 class FsdpConfig(EngineConfig):

@@ -70,11 +70,11 @@ class TensorMemory(TorchDispatchMode):
         return result
 
     def add(self, result: Any, operator: str) -> None:
-        """Counts the storages of an operator's result that are new."""
+        """Counts the storages of an operator's result that are new, but on the meta device."""
         if self._uncounted:
             return
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and leaf.device.type != "meta":
                 storage = (leaf._local_tensor if isinstance(leaf, DTensor) else leaf).untyped_storage()
                 if storage not in self._numbers:
                     number = next(self._next)

@@ -27,29 +27,37 @@ from rljax.batching.full import full_batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engines.cuda.compiled_layers import compiler
-from rljax.engines.cuda.config import FsdpConfig
+from rljax.engines.cuda.config import WORKSPACE_BYTES, FsdpConfig
 from rljax.engines.cuda.learner import TorchLearner
 from rljax.engines.cuda.tensor_memory import Label, TensorMemory
+from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.planning.planner import Chosen, every
 from rljax.planning.program import Program
 
 MOMENTS = (
     "loss",
+    "hidden states of whole rows",
     "last layer's backward pass",
     "first layer's backward pass",
     "reduction of the embedding's gradient",
     "optimizer step",
 )
 UPDATE = "update"
+WORKSPACES = "workspaces of matrix products"  # a phase and a kind
 COMMUNICATED = ("aten.empty", "aten.new_empty", "fsdp.", "c10d.", "_c10d")  # beginnings of FSDP2's operators
 KINDS = {"mm": "matrix products", "bmm": "matrix products", "addmm": "matrix products", "_varlen_attn": "attention"}
 
 
 def programs(config: Config, pool: Pool, model_dir: Path, chosen: Chosen = every) -> Iterator[Program]:
-    """Runs an update of one full micro-batch per rank, as rank 0. Raises UserError."""
+    """Runs an update of one full micro-batch per rank, as the rank that takes the most memory.
+
+    Raises UserError for tensor parallelism.
+    """
     if not chosen(UPDATE):
         return
+    if pool.tensor > 1:
+        raise UserError(f"--compile: {pool}: the update of fsdp can't be run without data where t splits the layers (t1)")
     start = time.perf_counter()
     memory = update_memory(config, pool, model_dir)
     yield Program(
@@ -63,23 +71,27 @@ def programs(config: Config, pool: Pool, model_dir: Path, chosen: Chosen = every
 
 
 def update_memory(config: Config, pool: Pool, model_dir: Path, batch: Batch | None = None) -> TensorMemory:
-    """Counts the memory of an update.
+    """Counts the memory of an update, with what cuBLAS takes for itself.
 
     Args:
       batch: None for one full micro-batch per rank, every token of which is trained on.
     """
     batch, memory = batch or _full_batch(config, pool), TensorMemory()
     with _alone(pool), FakeTensorMode(allow_non_fake_inputs=True), _as_on_a_gpu(memory, config), memory.counting():
+        memory.phase = WORKSPACES
+        workspaces = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8)
         memory.phase = "between steps"
         learner = TorchLearner(config, pool, model_dir, described=True)
         memory.phase = "update"
         learner.update(batch)
+        del workspaces
     return memory
 
 
 def _full_batch(config: Config, pool: Pool) -> Batch:
-    rows, length = config.actor.mb_spec.rows_per_mb * pool.data * pool.fsdp, config.actor.mb_spec.max_tokens_per_row
-    return full_batch(rows, length, interpolated=Objective.from_config(config).proximal == "interpolated")
+    spec = config.actor.mb_spec
+    rows = -(-spec.rows_per_mb // pool.context) * pool.context * pool.data * pool.fsdp  # as `micro_batches` fills one up
+    return full_batch(rows, spec.max_tokens_per_row, interpolated=Objective.from_config(config).proximal == "interpolated")
 
 
 def components(sizes: Mapping[Label, int]) -> dict[str, float]:
@@ -91,6 +103,8 @@ def components(sizes: Mapping[Label, int]) -> dict[str, float]:
 
 
 def _kind(phase: str, operator: str) -> str:
+    if phase == WORKSPACES:
+        return phase
     if phase != "update":
         return "Adam moments" if "zeros_like" in operator else "weights"
     if operator.startswith(COMMUNICATED):
@@ -100,8 +114,12 @@ def _kind(phase: str, operator: str) -> str:
 
 @contextlib.contextmanager
 def _alone(pool: Pool) -> Iterator[None]:
-    """Makes this process rank 0 of a pool whose other ranks are not there."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=pool.size)
+    """Makes this process a rank of a pool whose other ranks are not there.
+
+    It is the last one of a context group, whose queries see the most keys; without one rank 0.
+    """
+    rank = (pool.context - 1) * pool.tensor
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=pool.size)
     try:
         RankMesh.of(pool, torch.device("cpu"))  # the mesh is of real numbers
         yield

@@ -78,6 +78,9 @@ class JaxPlanner:
             found["jax.release_memory"] = True  # where the run can do it
         return found | ({"jax.cache_dtype": "bfloat16"} if settings.cache_dtype != "bfloat16" else {})
 
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        return {}
+
     def _known(self, chip: Chip) -> int | None:
         """Returns the bytes that JAX says it may use; None where it doesn't say, as on a CPU."""
         return None if chip.memory is None else int(self.usable(chip))
@@ -114,7 +117,7 @@ class _Learner:
         length = padded(actor.mb_spec.max_tokens_per_row, LENGTHS)
         self.tokens = actor.mb_spec.rows_per_mb * length
         self.scored = actor.mb_spec.rows_per_mb * bucket(math.ceil(length * job.load.trained), length)
-        self.several = job.load.several(config, shards)
+        self.several = job.load.several(config, actor.mb_spec.rows_per_mb * shards)
         self.chunk = logit_rows(actor.logprob_chunk, spec.vocab_size, memory)
         needed = training_bytes(spec, self.tokens, self.chunk, pool.fsdp * pool.tensor)
         self.remat = checkpointing(actor.gradient_checkpointing, needed, memory)

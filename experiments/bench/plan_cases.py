@@ -17,6 +17,7 @@ from rljax.planning.footprint import Footprint
 SHARE = 0.4  # mem_fraction_static of a server
 LEARNING = (  # moments of a learner's estimate that an update goes through
     "loss",
+    "hidden states of whole rows",
     "optimizer step",
     "backward pass",
     "last layer's backward pass",
@@ -60,19 +61,31 @@ def learners(shape: str) -> Iterator[Case]:
     """Yields the learners of a model: both engines, with and without recomputation."""
     rows = PackedRows(8, 2048, 27) if shape == "smollm2-135m" else PackedRows(1, 16384, 16)
     for engine, remat in (("fsdp", "full"), ("fsdp", "none"), ("jax", "none"), ("jax", "full")):
-        keys = {
-            "actor.gradient_checkpointing": remat,
-            "actor.mb_spec.rows_per_mb": rows.rows,
-            "actor.mb_spec.max_tokens_per_row": rows.tokens,
-            "gconfig.max_new_tokens": rows.completion,
-            "train_dataset.batch_size": 1,
-            "gconfig.n_samples": 1,
-            "rollout.addr": "host:1",
-        }
-        flags = [f"--engine={engine}", f"--gradient_checkpointing={remat}", f"--rows={rows.rows}", f"--rows_per_mb={rows.rows}"]
-        command = ("learner", *flags, f"--tokens={rows.tokens}", f"--segments={rows.segments}", "--repeats=2")
-        lengths = rows.prompt, rows.completion
-        yield Case(shape, f"{engine} learner, {remat}", f"{engine}:d1", LEARNING, keys, lengths, command, rows)
+        made = learner(shape, f"{engine}:d1", rows, rows.rows, remat)
+        yield dataclasses.replace(made, what=f"{engine} learner, {remat}")
+
+
+def learner(shape: str, mode: str, rows: PackedRows, rows_per_mb: int, remat: str = "auto") -> Case:
+    """Returns the learner of packed rows.
+
+    Args:
+      mode: engine and dims, as in allocation_mode.
+      rows_per_mb, remat: actor.mb_spec.rows_per_mb, actor.gradient_checkpointing.
+    """
+    engine, _, dims = mode.partition(":")
+    keys = {
+        "actor.gradient_checkpointing": remat,
+        "actor.mb_spec.rows_per_mb": rows_per_mb,
+        "actor.mb_spec.max_tokens_per_row": rows.tokens,
+        "gconfig.max_new_tokens": rows.completion,
+        "train_dataset.batch_size": rows.rows * rows.segments,
+        "gconfig.n_samples": 1,
+        "rollout.addr": "host:1",  # the sampler is elsewhere
+    }
+    flags = [f"--engine={engine}", f"--dims={dims}", f"--gradient_checkpointing={remat}"]
+    flags += [f"--rows={rows.rows}", f"--rows_per_mb={rows_per_mb}", f"--tokens={rows.tokens}", f"--segments={rows.segments}"]
+    lengths, command = (rows.prompt, rows.completion), ("learner", *flags, "--repeats=2")
+    return Case(shape, f"{mode}, {rows.rows} rows", mode, LEARNING, keys, lengths, command, rows)
 
 
 def samplers(shape: str, *, sglang: bool) -> Iterator[Case]:

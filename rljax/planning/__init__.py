@@ -8,5 +8,6 @@ planner.py     interface of an engine that can be planned for
 estimate.py    plan of a config: memory of each group of devices, and the time of each side
 changes.py     configs that need less, and the largest that fits
 balance.py     split of the devices between sampler and learner
+counted.py     numbers with their nouns
 text.py        a plan as text and as JSON
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -11,7 +12,7 @@ from rljax.config.allocation import Allocation
 from rljax.config.checks import check
 from rljax.config.schema import Config
 from rljax.errors import UserError
-from rljax.planning.estimate import Plan, Request, plan
+from rljax.planning.estimate import SAMPLER, Plan, Request, plan
 
 RANK = 16  # of the adapters that are tried
 CHUNKS = (1024, 512)  # rows of logits
@@ -26,12 +27,12 @@ class Change:
 
     key: str
     value: object
-    saved: float  # bytes at the fullest moment of the group of devices that gains most
+    saved: float  # bytes at the fullest moment of the group of devices that gains most; if none gains, that loses most
     plan: Plan
 
     def __str__(self) -> str:
-        """Returns the flag that makes the change."""
-        return f"--config.{self.key}={self.value}"
+        """Returns the flag that makes the change, as a shell takes it."""
+        return f"--config.{self.key}={shlex.quote(str(self.value))}"
 
 
 def changes(before: Plan) -> list[Change]:
@@ -40,9 +41,13 @@ def changes(before: Plan) -> list[Change]:
 
     A number is halved, and doubled shards are doubled again, until the config fits. Of a number
     that makes it fit nowhere the first half that saves something is returned, of allocations all.
+    What makes the config just fit is computed where the engine can do it, and returned even if it
+    saves nothing: a server that doesn't start may need more.
     """
-    single = (_halved(before, key, value) for key, value in _smaller(before, before.request.config).items())
-    found = [change for change in single if change is not None]
+    just = _just_fitting(before)
+    smaller = {key: value for key, value in _smaller(before, before.request.config).items() if key not in just}
+    single = (_halved(before, key, value) for key, value in smaller.items())
+    found = [*just.values(), *(change for change in single if change is not None)]
     times = 2
     while times <= before.request.topology.devices:
         tried = (_change(before, "allocation_mode", str(wide)) for wide in _more_shards(before, times))
@@ -52,6 +57,18 @@ def changes(before: Plan) -> list[Change]:
             break
         times *= 2
     return sorted(found, key=lambda change: -change.saved)
+
+
+def _just_fitting(before: Plan) -> dict[str, Change]:
+    """Returns by key the changes of the sampler's own section with which the config just fits."""
+    pool, sampler, request = before.allocation.sampler, before.sampler, before.request
+    if pool is None or sampler is None or before.fits:
+        return {}
+    planner = request.find(pool.engine).planner()
+    group = next(group for group in before.groups if SAMPLER in group.name)
+    values = {} if planner is None else planner.fitting(request.config, sampler, request.topology.chip, group.margin)
+    found = {key: _change(before, key, value) for key, value in values.items()}
+    return {key: change for key, change in found.items() if change is not None and change.plan.fits}
 
 
 def planned(before: Plan, key: str, value: object) -> Plan | None:
@@ -74,7 +91,8 @@ def _change(before: Plan, key: str, value: object) -> Change | None:
     if after is None or _problems(after) > _problems(before):
         return None
     peaks = {group.name: group.footprint.peak for group in after.groups}
-    return Change(key, value, max(group.footprint.peak - peaks[group.name] for group in before.groups), after)
+    gains = [group.footprint.peak - peaks[group.name] for group in before.groups]
+    return Change(key, value, max(gains) if max(gains) > 0 else min(gains), after)
 
 
 def _problems(made: Plan) -> int:

@@ -12,6 +12,7 @@ from rljax.config.allocation import Abilities, Allocation, Pool, parse
 from rljax.config.schema import Config, EngineConfig
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
+from rljax.planning.counted import counted
 from rljax.planning.footprint import Footprint, in_turn, together
 from rljax.planning.load import Load
 from rljax.planning.planner import Job, LearnerPlan, Planner, SamplerPlan
@@ -27,9 +28,12 @@ class Plannable(Abilities, Protocol):
 
     def context_length(self, config: Config) -> int | None: ...
 
+    def on_host(self, config: Config) -> bool: ...
+
     def planner(self) -> Planner | None: ...
 
 
+SAMPLER, LEARNER = "sampler", "learner"  # names of groups
 Find = Callable[[str], Plannable]  # rljax.engine.find_plugin
 
 
@@ -71,11 +75,21 @@ class Request:
 
     @functools.cached_property
     def allocation(self) -> Allocation:
-        """Pools on the topology's devices: without a sampler where it is elsewhere."""
+        """Pools on the topology's devices: without a sampler that takes none of them."""
         found = parse(self.config.allocation_mode, self.find)
-        if not self.config.rollout.addr:
+        if not self.elsewhere:
             return found
         return Allocation(None, found.learner and dataclasses.replace(found.learner, first_device=0))
+
+    @property
+    def elsewhere(self) -> str:
+        """Place of a sampler that takes none of the devices, with its key; "" if it takes some."""
+        sampler = parse(self.config.allocation_mode, self.find).sampler
+        if self.config.rollout.addr:
+            return "at rollout.addr"
+        if sampler is not None and self.find(sampler.engine).on_host(self.config):
+            return f"on the host's CPU ({sampler.engine}.device)"
+        return ""
 
     @functools.cached_property
     def load(self) -> Load:
@@ -109,7 +123,8 @@ def plan(request: Request) -> Plan:
     config, topology, allocation = request.config, request.topology, request.allocation
     if allocation.devices > topology.devices:
         raise UserError(
-            f"allocation_mode: {allocation} needs {allocation.devices} devices, and {topology.name} has {topology.devices}"
+            f"allocation_mode: {allocation} needs {counted(allocation.devices, 'device')}, and {topology.name} has"
+            f" {topology.devices}"
         )
     for engine in allocation.engines:
         request.find(engine).check_settings(config, allocation)
@@ -140,7 +155,7 @@ def _groups(
     request: Request, allocation: Allocation, learner: LearnerPlan | None, sampler: SamplerPlan | None, shared: bool
 ) -> tuple[Group, ...]:
     sides, problem = [], "" if sampler is None else sampler.problem
-    for name, pool, made in (("sampler", allocation.sampler, sampler), ("learner", allocation.learner, learner)):
+    for name, pool, made in ((SAMPLER, allocation.sampler, sampler), (LEARNER, allocation.learner, learner)):
         if pool is not None and made is not None:
             usable = _planner(request, pool).usable(request.topology.chip)
             sides.append(Group(name, pool.size, made.footprint, usable, problem=problem if made is sampler else ""))
@@ -151,4 +166,4 @@ def _groups(
     lends = _planner(request, allocation.sampler).lends(request.config)
     combine = in_turn if lends else together
     footprint = combine(one.footprint, other.footprint)
-    return (Group("sampler and learner", one.devices, footprint, min(one.usable, other.usable), lends, problem),)
+    return (Group(f"{SAMPLER} and {LEARNER}", one.devices, footprint, min(one.usable, other.usable), lends, problem),)

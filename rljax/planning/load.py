@@ -51,15 +51,15 @@ class Load:
         """Episodes of a step."""
         return config.batch_size * config.gconfig.n_samples
 
-    def several(self, config: Config, shards: int) -> bool:
+    def several(self, config: Config, rows: int) -> bool:
         """Returns whether a minibatch takes more than one micro-batch.
 
         Args:
-          shards: parts that rows are split into.
+          rows: of a micro-batch, on all devices together.
         """
-        spec = config.actor.mb_spec
-        rows = self.episodes(config) / config.actor.ppo_n_minibatches / max(spec.max_tokens_per_row // self.tokens, 1)
-        return rows > spec.rows_per_mb * shards
+        length = config.actor.mb_spec.max_tokens_per_row
+        needed = self.episodes(config) / config.actor.ppo_n_minibatches / max(length // self.tokens, 1)
+        return needed > rows
 
     def update_flops(self, config: Config, spec: ModelSpec) -> float:
         """Returns the model's FLOPs of the updates of a step, recomputation not counted."""

@@ -43,6 +43,7 @@ class LearnerPlan:
     footprint: Footprint
     remat: str  # `actor.gradient_checkpointing`, with "auto" decided
     efficiency: float  # share of the chip's FLOP/s that updates of this engine were measured to reach
+    note: str = ""  # what of the config the learner takes otherwise than it says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ class SamplerPlan:
     token: float  # bytes per device of a token's keys and values
     efficiency: float  # share of the chip's bandwidth that decoding by this engine was measured to reach
     problem: str = ""  # why it would not start, whatever memory is left; "" if it would
+    needed: float = 0.0  # bytes of a device without which it does not start
 
 
 class Planner(Protocol):
@@ -82,6 +84,15 @@ class Planner(Protocol):
         """Returns keys of the engine's own section and values with which it would need less.
 
         Those that its `check_settings` refuses are left out by the caller.
+        """
+        ...
+
+    def fitting(self, config: Config, sampler: SamplerPlan, chip: Chip, spare: float) -> Mapping[str, object]:
+        """Returns keys of the engine's own section, and values with which a sampler just starts if
+        it would not, and else just fits. Nothing where the engine has no such key.
+
+        Args:
+          spare: bytes of a device that the sampler leaves; negative if it takes too many.
         """
         ...
 

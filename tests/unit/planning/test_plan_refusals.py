@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import pytest
 
@@ -79,6 +80,83 @@ def test_a_server_starts_if_its_share_holds_the_weights_and_a_request():
         report = Report(found, (), None, None, None)
         assert ("does not start: sglang.mem_fraction_static" in str(report)) != starts
         assert [bool(group["problem"]) for group in report.json()["groups"]] == [not starts, False]
+
+
+@pytest.mark.parametrize(("mode", "topology"), [("sglang:d4+fsdp:f8", "h100:16"), ("sglang:d4|fsdp:f4", "h200:4")])
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.95])
+def test_the_share_that_is_suggested_is_the_last_one_with_which_the_config_fits(mode, topology, share):
+    """The least with which a server starts, or the largest beside what else is on its devices."""
+
+    def with_share(value):
+        shape = "qwen3-32b" if "+" in mode else "qwen3-1.7b"
+        return plan_of(mode, shape=shape, topology=topology, **{"sglang.mem_fraction_static": value})
+
+    before, step = with_share(share), 0.01 if share > 0.5 else -0.01
+    found = [change for change in changes(before) if change.key == "sglang.mem_fraction_static" and change.plan.fits]
+    if before.fits:
+        assert not any(group.problem for change in found for group in change.plan.groups)
+        return
+    (change,) = found
+    assert with_share(change.value).fits and not with_share(round(change.value + step, 2)).fits
+    assert (change.saved < 0) == bool(before.groups[0].problem)
+
+
+def test_a_server_that_does_not_start_has_no_rate_and_no_micro_batch_is_sought_for_it():
+    keys = {"topology": "h100:16", "shape": "qwen3-32b"}
+    text, starts = (
+        str(Report.of(plan_of("sglang:d4+fsdp:f8", **keys, **{"sglang.mem_fraction_static": share}))) for share in (0.5, 0.85)
+    )
+    assert "  no micro-batch makes it fit: the sampler does not start\n" in text and "largest that fits" not in text
+    assert "  sampler: no rate, as it does not start\n" in text and "KV cache" not in text and "no split" not in text
+    assert "no micro-batch" not in starts and "largest that fits: actor.mb_spec.rows_per_mb=" in starts
+
+
+def test_no_micro_batch_helps_a_sampler_on_devices_of_its_own_that_does_not_fit():
+    whole = plan_of("sglang:d1+fsdp:f4", topology="h100:8", **{"sglang.mem_fraction_static": 0.99})
+    assert "  no micro-batch makes it fit: the sampler's devices are too full\n" in str(Report.of(whole))
+
+
+def test_a_largest_that_is_the_last_one_tried_may_be_larger():
+    text = str(Report(plan_of("fsdp:f8", **{"rollout.addr": "host:1"}), (), 1024, 128, None))
+    assert "rows_per_mb=1024 or more, or .max_tokens_per_row=128\n" in text
+
+
+def test_times_of_a_model_that_waits_for_launches_are_said_to_be_too_short():
+    tiny, large = (str(Report.of(plan_of("jax:d1", shape=shape, topology="h200:1"))) for shape in ("tiny", "qwen3-8b"))
+    assert "these times are too short" in tiny and "these times are too short" not in large
+
+
+@pytest.mark.parametrize(("rows", "said"), [(1, "a micro-batch has 4 rows"), (4, ""), (5, "a micro-batch has 8 rows")])
+def test_a_micro_batch_of_more_rows_than_the_config_says_is_told(rows, said):
+    keys = {"rollout.addr": "host:1", "actor.mb_spec.rows_per_mb": rows}
+    text = str(Report.of(plan_of("fsdp:c4", shape="qwen3-0.6b", **keys)))
+    assert said in text and ("a micro-batch has" in text) == bool(said)
+
+
+@pytest.mark.parametrize(("devices", "words"), [(1, "1 device of"), (2, "2 devices of")])
+def test_one_device_is_not_several(devices, words):
+    text = str(Report.of(plan_of(f"jax:f{devices}", shape="qwen3-0.6b", topology=f"h100:{devices}")))
+    assert words in text and f"sampler and learner, {words.removesuffix(' of')}: " in text
+    assert " 1 devices" not in text and " 1 steps" not in text
+
+
+def test_a_sampler_on_the_host_takes_no_gpu():
+    """As one elsewhere, whose learner has the same devices."""
+    mode, host = "sglang:d4+fsdp:f4", {"sglang.device": "cpu"}
+    with pytest.raises(UserError, match="needs 8 devices, and h100:4 has 4"):
+        plan_of(mode, topology="h100:4")
+    on_host, elsewhere = (plan_of(mode, topology="h100:4", **keys) for keys in (host, {"rollout.addr": "host:1"}))
+    assert on_host.groups == elsewhere.groups and on_host.allocation == elsewhere.allocation and on_host.sampler is None
+    assert "the sampler is on the host's CPU (sglang.device), which is not planned for" in str(Report.of(on_host))
+    assert "the sampler is at rollout.addr, which is not planned for" in str(Report.of(elsewhere))
+
+
+def test_a_flag_that_is_suggested_is_one_word_of_a_shell():
+    for change in changes(plan_of("sglang:d1|fsdp:d1", topology="h100:8")):
+        lexer = shlex.shlex(str(change), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        (word,) = lexer
+        assert word == f"--config.{change.key}={change.value}"
 
 
 @pytest.mark.parametrize("share", [0.85, 0.8])

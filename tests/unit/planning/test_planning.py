@@ -6,24 +6,33 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
+import torch
 from jax.experimental.pallas import tpu as pallas_tpu
 
 from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.platforms import PLATFORMS
 from rljax.backends.jax.sharding import AXES, parameter_sharding, single_device_mesh
+from rljax.backends.torch.context_parallel import Context
 from rljax.batching.compaction import compact, kept
+from rljax.batching.full import full_batch
 from rljax.chips import CHIPS, GIB, Topology, chip_of
 from rljax.config import checks, io
+from rljax.config.allocation import Pool
 from rljax.engine import find_plugin
+from rljax.engines.cuda.footprint import Cut
+from rljax.engines.cuda.rows import micro_batches
 from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.policy import Policy
 from rljax.engines.jax.programs import Programs
 from rljax.errors import UserError
 from rljax.experiments.bench.plan_cases import learners, samplers
+from rljax.experiments.bench.several.planned import learner_gb
 from rljax.hf.companion_files import write_companions
 from rljax.hf.shapes import SHAPES, shape_of
 from rljax.hf.tensors import parameter_count, projections
@@ -33,6 +42,7 @@ from rljax.planning.balance import balanced
 from rljax.planning.changes import changed, changes, largest_rows, longest_row
 from rljax.planning.estimate import Request, plan
 from rljax.planning.footprint import Footprint, in_turn, together
+from rljax.planning.load import Load
 from rljax.planning.model_shape import shape_in
 from rljax.planning.run import estimate_of
 from rljax.planning.text import Report
@@ -41,6 +51,7 @@ from rljax.sinks.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
+WORKSPACES = "workspaces of matrix products"
 ONE_EPISODE = {"train_dataset.batch_size": 1, "gconfig.n_samples": 1}  # so that a minibatch is one micro-batch
 LEARNER_ALONE = {"rollout.addr": "host:1"}
 
@@ -73,7 +84,8 @@ def test_components_add_up_to_the_peak_and_no_moment_is_above_it(mode):
 @pytest.mark.parametrize("shape", ["qwen3-8b", "smollm2-135m", "qwen2.5-0.5b"])
 @pytest.mark.parametrize("engine", ["jax", "fsdp"])
 def test_what_is_trained_takes_twelve_bytes_per_parameter_between_steps(engine, shape):
-    held = learner_of(f"{engine}:d1", shape=shape).held
+    resident = learner_of(f"{engine}:d1", shape=shape).resident
+    held = sum(size for name, size in resident.items() if name != WORKSPACES)
     assert held == pytest.approx(12 * parameter_count(shape_of(shape)), rel=1e-9)
 
 
@@ -82,6 +94,7 @@ def test_twice_the_shards_halve_what_is_sharded(engine):
     narrow, wide = (learner_of(f"{engine}:f{shards}", shape="qwen3-8b", topology="h200:8") for shards in (4, 8))
     for name in ("master weights", "Adam moments"):
         assert narrow.resident[name] == pytest.approx(2 * wide.resident[name], rel=1e-3)
+    assert narrow.resident.get(WORKSPACES) == wide.resident.get(WORKSPACES)  # of a process
     copies = learner_of(f"{engine}:d8", shape="qwen3-8b", topology="h200:8")
     assert copies.resident == pytest.approx(learner_of(f"{engine}:d1", shape="qwen3-8b", topology="h200:8").resident)
 
@@ -127,7 +140,8 @@ def test_bytes_are_those_of_the_arrays_that_learner_and_sampler_describe(tmp_pat
 @pytest.mark.parametrize("engine", ["jax", "fsdp"])
 def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(engine, rank):
     spec = shape_of("qwen3-0.6b")
-    found = learner_of(f"{engine}:d1", **{"actor.lora.rank": rank}).resident
+    found = dict(learner_of(f"{engine}:d1", **{"actor.lora.rank": rank}).resident)
+    workspaces = {WORKSPACES: found.pop(WORKSPACES)} if engine == "fsdp" else {}
     adapters = spec.num_layers * rank * sum(outputs + inputs for outputs, inputs, _ in projections(spec).values())
     assert found == {
         "base weights": 2 * parameter_count(spec),
@@ -135,13 +149,14 @@ def test_adapters_take_twelve_bytes_per_element_beside_a_base_in_half_precision(
         "Adam moments": 8 * adapters,
     }
     shared = learner_of(f"{engine}:d1", **{"actor.lora.rank": rank, "actor.kl_ctl": 0.1}).resident  # its base
-    assert shared == found | {"reference": 2 * adapters}
+    assert shared == found | workspaces | {"reference": 2 * adapters}
 
 
 ROW = {"actor.mb_spec.max_tokens_per_row": 16384, **ONE_EPISODE}
 SMOL = {"actor.mb_spec.max_tokens_per_row": 2048, "gconfig.max_new_tokens": 38, **ONE_EPISODE}  # segments of 75
 KEPT, FULL = {"actor.gradient_checkpointing": "none"}, {"actor.gradient_checkpointing": "full"}
 H200, SMOLLM = {"topology": "h200:1"}, {"topology": "h200:1", "shape": "smollm2-135m", "prompt": 37, "completion": 38}
+EIGHT = {"actor.mb_spec.rows_per_mb": 8, "train_dataset.batch_size": 20 * 27}  # so that a minibatch is several micro-batches
 MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
     "qwen3 jax": (37.6, "jax:d1", H200, ROW),
     "qwen3 jax, 2048 logits": (32.7, "jax:d1", H200, ROW | {"actor.logprob_chunk": 2048}),
@@ -150,7 +165,17 @@ MEASURED = {  # docs/benchmarks.md: "A learner's step", GB
     "smollm2 jax": (26.8, "jax:d1", SMOLLM, SMOL | {"actor.mb_spec.rows_per_mb": 20}),
     "smollm2 jax, 2048 logits": (25.5, "jax:d1", SMOLLM, SMOL | {"actor.mb_spec.rows_per_mb": 20, "actor.logprob_chunk": 2048}),
     "smollm2 fsdp": (26.0, "fsdp:d1", SMOLLM, SMOL | KEPT | {"actor.mb_spec.rows_per_mb": 20}),
-    "smollm2 fsdp, 8 rows": (12.5, "fsdp:d1", SMOLLM, SMOL | KEPT | {"actor.mb_spec.rows_per_mb": 8}),
+    "smollm2 fsdp, 8 of 20 rows": (12.5, "fsdp:d1", SMOLLM, SMOL | KEPT | EIGHT),
+    "smollm2 fsdp, 8 of 20 rows, recomputed": (4.0, "fsdp:d1", SMOLLM, SMOL | FULL | EIGHT),
+}
+EIGHT_ROWS = {  # docs/plan.md, GB of a step of eight rows of 16,384 tokens, one to a micro-batch, on H200s
+    ("fsdp:d1", "qwen3-0.6b"): 14.22,
+    ("fsdp:f2", "qwen3-0.6b"): 9.48,
+    ("fsdp:c2", "qwen3-0.6b"): 9.54,
+    ("fsdp:d1", "qwen3-1.7b"): 34.32,
+    ("jax:d1", "qwen3-0.6b"): 40.56,
+    ("jax:f2", "qwen3-0.6b"): 32.88,
+    ("jax:d1", "qwen3-1.7b"): 40.53,
 }
 TRAINED_ALL = {"prompt": 1, **ONE_EPISODE}
 COMPILED = {  # docs/plan.md, GB of the update: GB, shape, topology, allocation_mode, rows per micro-batch, tokens per row
@@ -193,6 +218,32 @@ def test_a_learner_is_within_a_twentieth_of_the_peak_that_was_measured(case):
     assert learner_of(mode, **place, **keys).peak == pytest.approx(1e9 * gigabytes, rel=0.05)
 
 
+@pytest.mark.parametrize(("mode", "shape"), EIGHT_ROWS)
+def test_a_learner_of_several_micro_batches_is_as_large_as_measured_on_one_gpu_and_on_two(mode, shape):
+    planned, measured = learner_gb(mode, shape, "h200:2", 8, 16384, 16), EIGHT_ROWS[mode, shape]
+    assert planned == pytest.approx(measured, rel=0.01 if mode.startswith("fsdp") else 0.05)
+    page = (REPOSITORY / "docs/plan.md").read_text()
+    assert f" | {planned:.2f} | {measured:.2f} | {100 * (planned / measured - 1):+.1f}% |" in page
+
+
+@pytest.mark.parametrize("trained", [1, 300, 1000])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_micro_batch_is_planned_as_the_learner_cuts_it(ranks, rows, trained):
+    """Of the last rank of a context group, and a trajectory that fills its row."""
+    length = 1024
+    batch = full_batch(8 * rows, length)
+    keep = np.zeros((8 * rows, length), bool)
+    keep[:, length - trained :] = True
+    last = SimpleNamespace(context=Context(ranks - 1, ranks), data_shard=(0, 1), device=torch.device("cpu"))
+    real = next(iter(micro_batches(batch, keep, last, shape_of("tiny"), rows)))
+    keys = {"actor.mb_spec.rows_per_mb": rows, "actor.mb_spec.max_tokens_per_row": length}
+    config = request_of(f"fsdp:c{ranks}", shape="tiny", **keys).config
+    cut = Cut.of(config, Pool("fsdp", context=ranks), Load(length - trained, trained))
+    assert (cut.rows, cut.tokens, cut.scored) == (real.segments.ids.shape[0], real.token_ids.numel(), real.labels.numel())
+    assert (cut.whole, cut.keys) == (real.segments.ids.numel(), int(real.segments.key_starts[-1]))
+
+
 @pytest.mark.parametrize("case", COMPILED)
 def test_a_learner_is_within_a_tenth_of_the_peak_that_the_tpu_compiler_says(case):
     gigabytes, shape, topology, mode, rows, tokens = COMPILED[case]
@@ -209,6 +260,7 @@ def test_a_learner_is_planned_for_the_positions_that_the_measured_batch_scores(s
         batch = case.rows.batch(shape_of(shape).vocab_size)
         scored = compact(batch, kept(batch)).tokens.mask.size
         hidden = 2 * 2 * shape_of(shape).hidden_size  # bfloat16, and their gradient
+        hidden += 8 * shape_of(shape).hidden_size if case.mode.startswith("fsdp") else 0  # torch's index of each element
         assert case.plan("h200:1").learner.footprint.moments["loss"]["hidden states that are scored"] == hidden * scored
 
 
@@ -633,6 +685,12 @@ def command(*arguments):
             2,
             "",
         ),  # that has neither model nor data
+        (
+            ["--topology=h100:1", "--programs=update"],
+            1,
+            "error: --programs: 'update' chooses among the programs that --compile",
+        ),
+        (["--topology=cpu:1"], 1, "error: --topology: CPUs have no plan"),
         (["--topology=h10:1"], 1, "error: --topology: 'h10:1' is none"),
         (["--topology=h100:12", "--topology=v5e:3x3"], 1, "error: --topology: v5e:3x3 is no slice of v5e (as in v5e:4x4)"),
         ([], 1, "error: --topology: missing"),
