@@ -1,13 +1,17 @@
-"""Types that samplers, workflows, the buffer and learners share. Plain numpy, no framework."""
+"""Types that samplers, workflows, the buffer and learners share. Plain numpy, no framework.
+
+numpy is imported when it is used: a reward process, of which a run starts several, has no arrays.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 PROMPT_VERSION = -1  # stamped on tokens that the policy did not sample
 
@@ -191,6 +195,8 @@ def episode_rewards(trajectories: Sequence[Trajectory]) -> tuple[float, ...]:
 
 def episode_ids(groups: Sequence[Group]) -> np.ndarray:
     """Numbers the episodes of all groups, and returns the number of each trajectory, [N] int64."""
+    import numpy as np
+
     found: dict[tuple[int, object], int] = {}
     ids = []
     for number, group in enumerate(groups):
@@ -205,5 +211,7 @@ def episode_weights(groups: Sequence[Group]) -> np.ndarray:
 
     With these weights an episode counts once in a mean over trajectories.
     """
+    import numpy as np
+
     ids = episode_ids(groups)
     return 1.0 / np.bincount(ids)[ids] if len(ids) else np.zeros(0)

@@ -8,11 +8,11 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-import numpy as np
-
 from rljax.types import Prompt
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rljax.hf.tokenizer import Tokenizer
 
 REWARDS = {

@@ -272,12 +272,12 @@ def test_closing_answers_what_waits_and_leaves_no_process():
     assert children() == before
 
 
-def test_a_process_imports_nothing_of_the_pool_or_of_a_tokenizer():
+def test_a_process_imports_nothing_of_the_pool_or_of_a_tokenizer_and_no_numpy():
     """It starts in every run, once a worker."""
     code = "import sys, rljax.rewards.process_main; print(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     assert "rljax.rewards.score" in imported
-    assert not {"rljax.rewards.pool", "rljax.hf", "rljax.config.schema", "absl", "transformers"} & set(imported)
+    assert not {"rljax.rewards.pool", "rljax.hf", "rljax.config.schema", "absl", "numpy", "transformers"} & set(imported)
 
 
 PARENT = """
