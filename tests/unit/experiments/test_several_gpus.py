@@ -211,8 +211,8 @@ def test_side_by_side_no_card_is_shared_and_all_are_used(tmp_path):
     assert [sizes[int(name.removeprefix("runs/"))] for name in order] == sorted(sizes)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_side_by_side_a_case_that_fails_gives_its_cards_back_and_none_begins_without_time():
+def test_side_by_side_a_case_that_fails_gives_its_cards_back_and_none_begins_without_time(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
     todo = [Case("runs", str(index), 2, 1.0, None) for index in range(3)]
     begun = []
 
