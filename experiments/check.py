@@ -125,8 +125,12 @@ class Checks:
         from rljax import engine
         from rljax.config import checks as config_checks
         from rljax.config import io as config_io
+        from rljax.config.no_effect import without_effect
+        from rljax.sanity.findings import Finding, Severity
 
         config_checks.check(self._config)
+        for line in without_effect(self._config):
+            self._findings.append(Finding(Severity.NOTE, "config", line))
         self._config = config_io.resolve(self._config)
         pools = engine.allocate(self._config)
         engine.require_both(pools)
