@@ -216,7 +216,10 @@ _MORE = {  # what one key can't say
 }
 
 _PREFIX = "actor_rollout_ref."  # which verl's names above leave out
-_SECTIONS = {_PREFIX[:-1], *(name.partition(".")[0] for name in VERL if "." in name)}
+_SECTIONS = {
+    **dict.fromkeys(("algo", "ckpt", "ds", "eval", "logger", "train", "vllm"), "OpenRLHF"),
+    **dict.fromkeys((_PREFIX[:-1], *(name.partition(".")[0] for name in VERL if "." in name)), "verl"),
+}
 
 
 def knows(key: str, name: str) -> bool:
@@ -232,7 +235,7 @@ def knows(key: str, name: str) -> bool:
 
 
 def hint(key: str, name: str, *, is_ours: bool = False) -> str:
-    """Returns what a key of another system (or a section of verl's) is here; empty if it has none.
+    """Returns what a key of another system (or a section of one) is here; empty if it has none.
 
     Args:
       key: dotted, as it was given.
@@ -252,4 +255,4 @@ def hint(key: str, name: str, *, is_ours: bool = False) -> str:
         if ours := table.get(theirs):
             said = key if theirs == verls else theirs
             return f"{system}'s {said} is {ours}{_MORE.get(theirs, '')} here: {PAGE}"
-    return f"a section of verl's: {PAGE} has its keys" if name in _SECTIONS and not is_ours else ""
+    return f"a section of {_SECTIONS[name]}'s: {PAGE} has its keys" if name in _SECTIONS and not is_ours else ""

@@ -50,6 +50,7 @@ def test_a_name_of_trl_or_verl_is_refused_with_the_name_here():
     both = trl | verl | key_names.OPENRLHF
     told = {key: refusal(key) for key in both}
     assert {key: told[key] for key, ours in both.items() if ours not in told[key]} == {}
+    assert refusal("algo.kl.init") == "algo: no such key (a section of OpenRLHF's: docs/coming-from.md has its keys)"
     assert refusal("trainer.n_gpus") == "trainer: no such key (a section of verl's: docs/coming-from.md has its keys)"
 
 
