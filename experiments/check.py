@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rljax.data.held_out import HeldOut
     from rljax.data.prompts import PromptSource
     from rljax.hf.tokenizer import Tokenizer
+    from rljax.hf.weights import WeightReader
     from rljax.rewards import RewardPool
     from rljax.rollout.workflow import Workflow
     from rljax.sanity.findings import Finding
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 main.define_config_flags(workdir=False)
 ROLLOUTS = flags.DEFINE_integer("rollouts", 0, "Prompts to sample and score as training would; 0: none.", lower_bound=0)
 JSON = flags.DEFINE_bool("json", False, "Print JSON instead of text.")
+
+MOST_BYTES = 8_000_000_000  # of weights that are read for numbers that are not finite
 
 T = TypeVar("T")
 
@@ -76,7 +79,8 @@ class Checks:
         pools = self._attempt("config", self._check_config)
         tokenizer = self._attempt("actor.path", self._check_model)
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
-        survey = Survey("train_dataset", learned_field(self._config))
+        system_prompt = self._config.train_dataset.system_prompt
+        survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt)
         prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools, survey))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
@@ -121,8 +125,12 @@ class Checks:
         from rljax import engine
         from rljax.config import checks as config_checks
         from rljax.config import io as config_io
+        from rljax.config.no_effect import without_effect
+        from rljax.sanity.findings import Finding, Severity
 
         config_checks.check(self._config)
+        for line in without_effect(self._config):
+            self._findings.append(Finding(Severity.NOTE, "config", line))
         self._config = config_io.resolve(self._config)
         pools = engine.allocate(self._config)
         engine.require_both(pools)
@@ -144,10 +152,12 @@ class Checks:
         tokenizer = load_tokenizer(directory, self._config.rollout)
         self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
         spec = read_model(directory)
-        WeightReader(directory).check(spec)
+        reader = WeightReader(directory)
+        reader.check(spec)
         where = "made from scratch" if self._config.actor.init_from_scratch else str(directory)
         tensors = "all tensors there" if isinstance(spec, ModelSpec) else "tried when it is loaded (docs/families.md)"
-        self._good("model", f"{where}: {spec.architecture}, {parameter_count(spec) / 1e6:.4g}M parameters, {tensors}")
+        size, numbers = parameter_count(spec) / 1e6, _check_numbers(reader)
+        self._good("model", f"{where}: {spec.architecture}, {size:.4g}M parameters, {tensors}, {numbers}")
         return tokenizer
 
     def _added_tools(self) -> Sequence[Tool]:
@@ -317,6 +327,18 @@ class Checks:
                     self._findings.append(Finding(Severity.NOTE, "rollouts", line))
             finally:
                 await sampler.close()
+
+
+def _check_numbers(reader: WeightReader) -> str:
+    """Reads every tensor of a model that is not too large, for a number that is not finite.
+
+    Returns what was read. Raises UserError for such a number.
+    """
+    if reader.nbytes > MOST_BYTES:
+        return f"numbers not read (more than {MOST_BYTES / 1e9:g} GB; the load looks at them)"
+    for name in reader.shapes:
+        reader.read(name)
+    return "all numbers finite"
 
 
 def _length(labels: Labels, prompt: Prompt, where: str) -> int:

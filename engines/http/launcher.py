@@ -24,6 +24,7 @@ from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.remote import SPANS_AND_INTERVALS, Remote, ServerLost, fetch, inspect
 from rljax.errors import UserError
+from rljax.hf.read_model import check_stored
 from rljax.process.environment import without_secrets
 
 KEY_VARIABLE = "RLJAX_SERVER_KEY"  # environment variable of a server's key; other users can read command lines, not this
@@ -92,8 +93,10 @@ class SglangServers:
 
         Raises:
           UserError: SGLang is missing, or a server doesn't start (with the end of its log). No
-            server is left running then.
+            server is left running then. Or the directory means one model to SGLang and another to
+            the learner.
         """
+        check_stored(model_dir)
         self._config, self._settings = config, SglangConfig.of(config)
         self._pool, self._model_dir, self._token = pool, model_dir, secrets.token_urlsafe()
         self._python = interpreter(self._settings)

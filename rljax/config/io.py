@@ -395,8 +395,9 @@ def _schema_of(schema: type, path: str, name: str, key: str = "") -> Any:
 def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError:
     """Makes the error for an unknown key.
 
-    It names the keys of that name below this section; else the nearest key beside it; else what TRL
-    or verl call so; else the keys of that name elsewhere; else all keys there.
+    It names the keys of that name below this section; else what another system calls exactly so;
+    else the nearest key beside it; else the key of another system that ends so; else the keys of
+    that name elsewhere; else all keys there.
 
     Args:
       key: all of it, where the name is a section's.
@@ -405,8 +406,10 @@ def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError
     engines = entry_points.names() if schema is Config else []
     elsewhere = [key for key in leaves() if key.rpartition(".")[2] == name]
     below = [key for key in elsewhere if path and key.startswith(f"{path}.")]
-    close = below or difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8)
-    hint = "" if close else key_names.hint(key or join(path, name), name, is_ours=bool(elsewhere))
+    whole = key or join(path, name)
+    is_foreign = key_names.knows(whole, name)
+    close = below or ([] if is_foreign else difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8))
+    hint = "" if close else key_names.hint(whole, name, is_ours=bool(elsewhere))
     if hint:
         return UserError(f"{join(path, name)}: no such key ({hint})")
     close = close or elsewhere or difflib.get_close_matches(name, siblings + engines, n=1)

@@ -23,8 +23,8 @@ Written by `python -m rljax.config.reference` from the schema (`rljax/config/sch
 A config file is a Python file with a `get_config()` that starts from `base.get_config()` of `configs/base.py` and sets what
 differs; `--config.KEY=VALUE` sets a key on the command line. An optional key takes `None`, a list commas (`a,b`) or a
 Python literal, and a dict its keys (`--config.train_dataset.task.max_operand=20`). A key that does not
-exist is an error that names the nearest one that does, or what a [name of TRL's or verl's](coming-from.md) is here; where
-nothing is near, all keys of its section. `actor.recompute_logprobs` means `actor.recompute_logprob`.
+exist is an error that names the nearest one that does, or what a [name of TRL's, verl's or OpenRLHF's](coming-from.md) is
+here; where nothing is near, all keys of its section. `actor.recompute_logprobs` means `actor.recompute_logprob`.
 
 The sections at the end belong to the engines of this package, and are used by a run whose `allocation_mode` names the engine.
 An engine of another package has a section under its own name, which its author describes.

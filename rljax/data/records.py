@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljax import json_fields
+from rljax.data.shards import require_all_shards
 from rljax.errors import UserError
 
 KINDS = "a directory with train.jsonl and test.jsonl, a .jsonl, .parquet or .arrow file, or what datasets' save_to_disk wrote"
@@ -232,6 +233,7 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
     if path.is_dir():
         for pattern in (f"{split}.jsonl", f"{split}.parquet", f"{split}-*.parquet"):
             if found := sorted(path.glob(pattern)):
+                require_all_shards(found, f"{key}.path: {path}")
                 return found
         if saved := _saved_files(path, split, key):
             return saved

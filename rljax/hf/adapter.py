@@ -14,6 +14,7 @@ from rljax import json_fields
 from rljax.config.schema import LoraConfig
 from rljax.errors import UserError
 from rljax.hf.other_model import Model
+from rljax.hf.tensor_checks import count_not_finite
 from rljax.hf.tensors import layer_tensor, projections
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
@@ -56,6 +57,11 @@ def read_adapter(directory: Path | str, spec: Model, config: LoraConfig) -> dict
         stored = load_file(directory / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"actor.lora.path: cannot read {directory / WEIGHTS}: {' '.join(str(error).split())}") from None
+    for name, array in stored.items():
+        if count_not_finite(array):
+            raise UserError(
+                f"actor.lora.path: {directory / WEIGHTS}: tensor {name!r} has NaN or infinity (an earlier checkpoint)"
+            )
     found = {name.removeprefix(_PREFIX): array.astype(np.float32) for name, array in stored.items()}
     shapes = _shapes(spec, config)
     for name, shape in shapes.items():

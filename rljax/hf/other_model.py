@@ -21,7 +21,7 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "ffn_config")
 _LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_logits_scale", "logits_scale")
 _MOVING_ROPES = ("dynamic", "longrope", "su")  # turn by the longest row of a micro-batch
-_COPIES = ("lm_head.weight", "embed_out.weight")  # of a tied embedding, which some files have twice
+COPIES = ("lm_head.weight", "embed_out.weight")  # of a tied embedding, which some files have twice
 _CONSTANTS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")  # old files have them
 _OF_A_FILE = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # fields that say nothing of the model
 
@@ -115,4 +115,4 @@ def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
 
 
 def _is_left_out(name: str, config: Mapping[str, Any]) -> bool:
-    return name.endswith(_CONSTANTS) or (bool(config.get("tie_word_embeddings")) and name in _COPIES)
+    return name.endswith(_CONSTANTS) or (bool(config.get("tie_word_embeddings")) and name in COPIES)

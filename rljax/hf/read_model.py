@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljax.hf.other_model import Model, parse
-from rljax.hf.spec import CONFIG, MODEL_TYPES, ModelSpec, read_config
+from rljax.hf.spec import CONFIG, DEFAULTS, MODEL_TYPES, ModelSpec, read_config
 from rljax.hf.weights import WeightReader
 
 
@@ -18,3 +18,18 @@ def read_model(directory: Path | str) -> Model:
     if config.get("model_type") in MODEL_TYPES or "vision_config" in config:
         return ModelSpec.from_config(config, where)
     return parse(config, WeightReader(directory).shapes, where)
+
+
+def check_stored(directory: Path | str) -> None:
+    """Checks a directory that an engine reads by itself: all readers have to find one model in it.
+
+    Without config.json and safetensors it checks nothing. Raises UserError for two models in it, or
+    a head that is not the embedding where config.json ties them.
+    """
+    directory = Path(directory)
+    if not (directory / CONFIG).is_file() or not any(directory.glob("*.safetensors")):
+        return
+    reader, config = WeightReader(directory), read_config(directory)
+    of_family = DEFAULTS.get(MODEL_TYPES.get(str(config.get("model_type")), ""), {})
+    if config.get("tie_word_embeddings", of_family.get("tie_word_embeddings", False)):
+        reader.check_head()

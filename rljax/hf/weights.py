@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,8 +16,9 @@ from safetensors.numpy import save_file
 
 from rljax import json_fields
 from rljax.errors import UserError
-from rljax.hf.other_model import Model, OtherModel
-from rljax.hf.tensors import UNEMBEDDING, tensors
+from rljax.hf.other_model import COPIES, Model, OtherModel
+from rljax.hf.tensor_checks import are_same, count_not_finite, first_difference
+from rljax.hf.tensors import EMBEDDING, UNEMBEDDING, tensors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,10 +37,10 @@ class WeightReader:
     def __init__(self, directory: Path | str) -> None:
         """Opens every file and reads its header.
 
-        Raises UserError on a missing, truncated or corrupt one.
+        Raises UserError on a missing, truncated or corrupt one, and on two models in one directory.
         """
         self.directory = Path(directory)
-        self._files = {path: _open(path) for path in _weight_files(self.directory)}
+        self._files = _open_files(self.directory)
         stored = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         self._stored = {text: name for name in stored if (text := _name_in_text_model(name))}
         self._where = {text: stored[name] for text, name in self._stored.items()}
@@ -50,9 +52,11 @@ class WeightReader:
     def check(self, spec: Model) -> None:
         """Checks that the directory has exactly the tensors of `spec`, in their shapes.
 
-        Raises UserError if not.
+        Raises UserError if not, or if a model that ties its unembedding has another one stored.
         """
         expected = tensors(spec)
+        if any(name in self.shapes and name not in expected for name in COPIES):
+            self.check_head()
         for name, shape in expected.items():
             if name not in self.shapes:
                 raise UserError(f"{self.directory}: tensor {name!r} is missing (is the model stored whole?)")
@@ -68,10 +72,31 @@ class WeightReader:
                     f"{self._where[name]}: tensor {name!r} is not part of the {spec.architecture} model in config.json"
                 )
 
+    def check_head(self) -> None:
+        """Checks that a stored unembedding is a copy of the embedding, as in a tied model.
+
+        transformers takes one that differs for the model's, and other readers drop it. Raises
+        UserError for such a one.
+        """
+        for name in (each for each in COPIES if each in self.shapes):
+            shape = self.shapes[name]
+            tables = [other for other, of_it in self.shapes.items() if of_it == shape and other not in COPIES]
+            if not any(are_same(shape, functools.partial(self.read, name), functools.partial(self.read, t)) for t in tables):
+                embedding = tables[0] if tables else EMBEDDING
+                raise UserError(
+                    f"{self._where[name]}: tensor {name!r} is not {embedding!r}, which config.json's tie_word_embeddings=true "
+                    "says (set it to false if the model has a head of its own, else take the tensor out of the file)"
+                )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files."""
+        return sum(path.stat().st_size for path in self._files)
+
     def read(self, name: str, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Reads a copy of a tensor, or of a slice of it, in its stored dtype.
 
-        Nothing else is read. Raises UserError for a damaged file.
+        Nothing else is read. Raises UserError for a damaged file, or a number that is not finite.
         """
         return self._read(self._where[name], self._stored[name], index)
 
@@ -90,9 +115,13 @@ class WeightReader:
     def _read(self, path: Path, stored: str, index: tuple[slice, ...] | None) -> np.ndarray:
         try:
             file = self._files[path]
-            return file.get_tensor(stored) if index is None else file.get_slice(stored)[index]
+            array: np.ndarray = file.get_tensor(stored) if index is None else file.get_slice(stored)[index]
         except SafetensorError as error:
             raise UserError(f"{path}: tensor {stored!r} cannot be read: {error}") from None
+        if count := count_not_finite(array):
+            remedy = "the run that wrote it diverged, or a cast overflowed: take an earlier checkpoint, or cast again"
+            raise UserError(f"{path}: tensor {stored!r} has NaN or infinity, {count} of the {array.size} read ({remedy})")
+        return array
 
 
 def _name_in_text_model(name: str) -> str:
@@ -108,15 +137,32 @@ def _name_in_text_model(name: str) -> str:
     return name.removeprefix("language_model.")
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    if index.is_file():
-        content = json_fields.read_object(index, {"weight_map": json_fields.FILE_NAMES}, needed=("weight_map",))
-        names = sorted(set(content["weight_map"].values()))
-        return [directory / name for name in names]
-    if (directory / SINGLE).is_file():
-        return [directory / SINGLE]
-    raise UserError(f"{directory}: no weights ({SINGLE}, or {INDEX} and the files it names)")
+def _open_files(directory: Path) -> dict[Path, safe_open]:
+    """Opens the files of a model.
+
+    With model.safetensors and an index of other files, transformers reads the first, and SGLang and
+    vLLM those of the index. Both have to hold the same, or the policies of a run would differ.
+    """
+    index, single = directory / INDEX, directory / SINGLE
+    if not index.is_file():
+        if not single.is_file():
+            raise UserError(f"{directory}: no weights ({SINGLE}, or {INDEX} and the files it names)")
+        return {single: _open(single)}
+    content = json_fields.read_object(index, {"weight_map": json_fields.FILE_NAMES}, needed=("weight_map",))
+    files = {path: _open(path) for path in sorted({directory / name for name in content["weight_map"].values()})}
+    if not single.is_file() or single in files:
+        return files
+    alone = {single: _open(single)}
+    if (name := first_difference(_by_tensor(alone), _by_tensor(files))) is not None:
+        raise UserError(
+            f"{directory}: {SINGLE} and the files of {INDEX} are two models (tensor {name!r} differs): "
+            "transformers reads the first, SGLang the others (move the stale ones away)"
+        )
+    return alone
+
+
+def _by_tensor(files: Mapping[Path, safe_open]) -> dict[str, safe_open]:
+    return {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118
 
 
 def _open(path: Path) -> safe_open:

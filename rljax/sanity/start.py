@@ -29,7 +29,8 @@ def at_start(
 ) -> Report:
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
-    train = Survey("train_dataset", learned_field(config), itertools.islice(prompts.every(), MOST))
+    some, system_prompt = itertools.islice(prompts.every(), MOST), config.train_dataset.system_prompt
+    train = Survey("train_dataset", learned_field(config), some, system_prompt=system_prompt)
     findings += [*train.check(prompts.where), *check_sets(train, held_out)]
     report = Report(findings)
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
@@ -40,7 +41,7 @@ def at_start(
 def check_sets(train: Survey, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
     """Checks the prompts of each validation set, and what they share with those of training."""
     for each in held_out:
-        theirs = Survey(key_of(each.name), prompts=each.prompts)
+        theirs = Survey(key_of(each.name), prompts=each.prompts, system_prompt=each.dataset.system_prompt)
         yield from theirs.check(each.where)
         yield from shared(train.index, theirs.index)
 

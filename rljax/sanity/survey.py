@@ -8,6 +8,7 @@ from rljax.environments.build import FIELD
 from rljax.sanity.blanks import Blanks
 from rljax.sanity.findings import Finding
 from rljax.sanity.prompts import Index
+from rljax.sanity.system_prompts import SystemPrompts
 from rljax.types import Prompt
 
 
@@ -21,12 +22,16 @@ class Survey:
         findings = list(survey.check(prompts.where))
     """
 
-    def __init__(self, part: str, learned: str | None = None, prompts: Iterable[Prompt] = ()) -> None:
+    def __init__(
+        self, part: str, learned: str | None = None, prompts: Iterable[Prompt] = (), *, system_prompt: str = ""
+    ) -> None:
         """
         Args:
           learned: the field that supervised steps learn; None without such steps.
+          system_prompt: of the set's section.
         """
         self.index, self._blanks = Index(part), Blanks(part, learned)
+        self._system_prompts = SystemPrompts(part, system_prompt)
         self.played: list[Prompt] = []  # prompts that name an environment
         for prompt in prompts:
             self.add(prompt)
@@ -35,14 +40,16 @@ class Survey:
         """Takes one more prompt of the set."""
         self.index.add(prompt)
         self._blanks.add(prompt)
+        self._system_prompts.add(prompt)
         if FIELD in prompt.fields:
             self.played.append(prompt)
 
     def check(self, where: Callable[[str], str]) -> Iterator[Finding]:
-        """Finds what is empty, what stands twice, and records that contradict each other.
+        """Finds what is empty or twice there, and records that contradict each other or the config.
 
         Args:
           where: returns the origin of a prompt by its uid, as PromptSource.where.
         """
         yield from self._blanks.check(where)
+        yield from self._system_prompts.check(where)
         yield from self.index.check()

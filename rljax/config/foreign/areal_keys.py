@@ -326,6 +326,7 @@ UNUSED = (
     "saver.mode",
     "evaluator.freq_secs",
     "evaluator.eval_before_train",
+    *(f"checkpointer.freq_{unit}" for unit in ("epochs", "steps", "secs")),  # recover's, in v0.3
     *(f"recover.{key}" for key in ("freq_epochs", "freq_steps", "freq_secs", "retries", "no_save_optim", "no_load_optim")),
     "stats_logger.wandb",
     "stats_logger.swanlab",
@@ -336,10 +337,13 @@ UNUSED = (
 REPEATED: Mapping[str, str] = {
     **{
         f"{part}.{key}": key
-        for part in ("rollout", "actor", "critic", "saver", "recover", "evaluator", "stats_logger")
+        for part in ("rollout", "actor", "critic", "saver", "checkpointer", "recover", "evaluator", "stats_logger")
         for key in ("experiment_name", "trial_name")
     },
-    **{f"{part}.fileroot": "cluster.fileroot" for part in ("rollout", "saver", "recover", "evaluator", "stats_logger")},
+    **{
+        f"{part}.fileroot": "cluster.fileroot"
+        for part in ("rollout", "saver", "checkpointer", "recover", "evaluator", "stats_logger")
+    },
     "eval_gconfig.min_new_tokens": "gconfig.min_new_tokens",
     "actor.temperature": "gconfig.temperature",
     "actor.max_new_tokens": "gconfig.max_new_tokens",

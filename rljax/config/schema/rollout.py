@@ -126,6 +126,8 @@ class DatasetConfig:
         None, "Longer prompts are skipped and counted. None: a prompt that is too long is an error.", POSITIVE, unit="tokens"
     )
     limit: int | None = key(None, "Number of examples to use, from the first. None: all.", POSITIVE)
-    system_prompt: str = key("", "Text of a system message before the prompt. Empty: no such message.")
+    system_prompt: str = key(
+        "", "Text of a system message before each prompt that has none of its own. Empty: no such message."
+    )
     tools: str = key("", "JSON file of tool definitions for prompts that have no tools of their own. Empty: none.")
     task: dict[str, object] = key({}, "Arguments of a task:... dataset.")

@@ -112,6 +112,21 @@ def test_what_is_of_no_use_is_named_once(monkeypatch):
         assert name not in line
 
 
+def test_the_checkpoints_of_older_files_are_those_of_recover(variant, caplog):
+    """v0.3 had a section of its own for them; what it says once more has to be the same, as elsewhere."""
+    names = {"experiment_name": "${experiment_name}", "trial_name": "${trial_name}", "fileroot": "${cluster.fileroot}"}
+    older = {**names, "freq_epochs": 1, "freq_steps": None, "freq_secs": 3600}
+    without = variant()
+    caplog.clear()
+    assert variant(checkpointer=older) == without
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "checkpointer.freq_epochs, checkpointer.freq_secs" in line
+    with pytest.raises(
+        UserError, match=r"checkpointer\.freq_sec: no such key of AReaL's \(did you mean checkpointer\.freq_secs"
+    ):
+        variant(checkpointer={"freq_sec": 3})
+
+
 def test_a_section_with_a_key_that_is_of_use_is_not_named_as_if_it_had_none(variant, caplog):
     useless, used = {"granularity": 4}, {"max_tokens_per_mb": 512}
     for section, name in ((used | useless, "the rest of actor.mb_spec"), (useless, "actor.mb_spec"), (used, None)):

@@ -1,4 +1,4 @@
-"""Names of TRL's and verl's: the code's table is that of docs/coming-from.md, and errors tell of it."""
+"""Names of TRL's, verl's and OpenRLHF's: the code's table is that of docs/coming-from.md, and errors tell of it."""
 
 import collections
 
@@ -23,7 +23,10 @@ def refusal(override):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("system", ["TRL", "verl"])
+SYSTEMS = ("TRL", "verl", "OpenRLHF")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_a_name_of_the_page_that_is_no_key_here_is_in_the_table_with_a_key_of_its_row(system):
     table, ours = getattr(key_names, system.upper()), {last_word(key) for key in config_io.leaves()}
     page = collections.defaultdict(set)  # theirs -> last words of ours, of all rows that name it
@@ -36,16 +39,27 @@ def test_a_name_of_the_page_that_is_no_key_here_is_in_the_table_with_a_key_of_it
 
 
 def test_what_the_table_names_are_keys():
-    named = {*key_names.TRL.values(), *key_names.VERL.values()} - {"critic.optimizer"}  # a section
+    named = {ours for system in SYSTEMS for ours in getattr(key_names, system.upper()).values()}
+    named -= {"critic.optimizer"}  # a section
     assert named - set(config_io.leaves()) == set()
 
 
 def test_a_name_of_trl_or_verl_is_refused_with_the_name_here():
     trl = {f"{section}{name}": ours for name, ours in key_names.TRL.items() for section in ("", "actor.", "gconfig.")}
     verl = {f"{prefix}{name}": ours for name, ours in key_names.VERL.items() for prefix in ("", "actor_rollout_ref.")}
-    told = {key: refusal(key) for key in trl | verl}
-    assert {key: told[key] for key, ours in (trl | verl).items() if ours not in told[key]} == {}
+    both = trl | verl | key_names.OPENRLHF
+    told = {key: refusal(key) for key in both}
+    assert {key: told[key] for key, ours in both.items() if ours not in told[key]} == {}
+    assert refusal("algo.kl.init") == "algo: no such key (a section of OpenRLHF's: docs/coming-from.md has its keys)"
     assert refusal("trainer.n_gpus") == "trainer: no such key (a section of verl's: docs/coming-from.md has its keys)"
+
+
+def test_a_name_without_a_counterpart_is_on_the_page_and_told_with_what_there_is_instead():
+    page = {name for system in SYSTEMS for theirs, here in rows(system) for name in theirs if not here}
+    assert set(key_names.NO_COUNTERPART) - page == set()
+    for name, reason in key_names.NO_COUNTERPART.items():
+        assert reason in refusal(name) and "docs/coming-from.md" in refusal(name), name
+    assert "gspo actor.importance_sampling_level=sequence" in refusal("actor_rollout_ref.actor.policy_loss.loss_mode")
 
 
 def test_a_nearer_key_of_ours_comes_first():

@@ -155,6 +155,49 @@ def test_parquet_and_jsonl_give_the_same_prompts(tmp_path):
     assert next(table).fields.keys() == {"question", "answer", "level", "day"}
 
 
+def sharded(directory, *names):
+    """Empty-handed files: what is missing is told before one is read."""
+    for name in names:
+        (directory / f"{name}.parquet").write_bytes(b"")
+    return config(directory)
+
+
+def test_the_shards_that_are_missing_are_named(tmp_path):
+    names = [f"train-{i:05d}-of-00012" for i in range(12)]
+    for lacking in ([1], [0, 11], [2, 3, 5, 7, 8]):
+        directory = tmp_path / str(len(lacking))
+        directory.mkdir()
+        present = [name for i, name in enumerate(names) if i not in lacking]
+        with pytest.raises(UserError) as error:
+            open_prompts(sharded(directory, *present), seed=1)
+        assert f"{len(present)} of 12 shards; missing {names[lacking[0]]}.parquet" in str(error.value)
+        told = [name for name in names if name in str(error.value)]
+        assert told == [names[i] for i in lacking][:3]
+        assert ("and 2 more" in str(error.value)) == (len(lacking) == 5)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00002", "train-00001-of-00002", "train-00000-of-00001"),
+        ("train-00000-of-00001", "train-00001-of-00001"),
+        ("train-00000-of-00001-0a1b2c", "train-00000-of-00001-3d4e5f"),
+    ],
+)
+def test_shards_of_two_numberings_are_refused(tmp_path, names):
+    with pytest.raises(UserError, match=r"^train_dataset\.path: .* files of two shardings of one split, such as train-0"):
+        open_prompts(sharded(tmp_path, *names), seed=1)
+
+
+def test_files_of_a_split_without_numbers_of_shards_are_read_as_before(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for name in ("train-old", "train-new"):
+        pq.write_table(pa.Table.from_pylist([{"question": name, "answer": "1"}]), tmp_path / f"{name}.parquet")
+    assert len(open_prompts(config(tmp_path), seed=1)) == 2
+
+
 def test_formats_of_chat_records_and_system_prompts(tmp_path):
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     own = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]

@@ -5,6 +5,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from rljax.testing.models import make_model
 from tests.shared import REPOSITORY
 
 
@@ -29,8 +33,28 @@ def test_empty_prompts_and_answers_are_told_with_their_place(tmp_path):
     assert "1 of 3 records have an empty 'answer', the first " in said and "train.jsonl:3 (" in said
 
 
+def test_a_system_prompt_that_records_keep_out_is_told_with_their_place(tmp_path):
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    records = [{"prompt": "1+2=", "answer": "3"}, {"messages": own, "answer": "2"}]
+    said = findings(tmp_path, records, ("train_dataset.system_prompt", "Be long."))
+    assert "1 of 2 records have a system message of their own, the first " in said and "train.jsonl:2 (" in said
+
+
 def test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone(tmp_path):
     said = findings(tmp_path, [{"prompt": "1+1=", "answer": "2"}], ("rollout.workflow", "tool_use"))
     (error,) = [line for line in said.splitlines() if "no place for tools" in line]
     assert "the model from scratch (actor.init_from_scratch): the chat template has" in error
     assert "/init" not in said
+
+
+def test_a_number_that_is_not_finite_is_told_before_a_run(tmp_path):
+    """Of a model that is whole otherwise; without it, the check says that all were read."""
+    model_dir = make_model(tmp_path / "model")
+    flags = (("actor.path", model_dir), ("actor.init_from_scratch", False))
+    records = [{"prompt": "1+1=", "answer": "2"}]
+    assert "all numbers finite" in findings(tmp_path, records, *flags)
+    arrays = load_file(model_dir / "model.safetensors")
+    arrays["model.norm.weight"][-1] = np.nan
+    save_file(arrays, model_dir / "model.safetensors")
+    said = findings(tmp_path, records, *flags)
+    assert "tensor 'model.norm.weight' has NaN or infinity" in said and "not ready: 1 error" in said

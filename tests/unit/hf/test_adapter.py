@@ -175,6 +175,17 @@ def test_an_adapter_that_does_not_fit_is_one_line(written, tmp_path, settings, c
         read_adapter(tmp_path, ModelSpec.from_directory(model_dir), config_with(tmp_path, **config).actor.lora)
 
 
+def test_an_adapter_with_a_number_that_is_not_finite_is_one_line(written, tmp_path):
+    model_dir, adapter, *_ = written
+    arrays = load_file(adapter / WEIGHTS)
+    name = max(arrays)
+    arrays[name][0, 0] = np.inf
+    save_file(arrays, tmp_path / WEIGHTS)
+    (tmp_path / SETTINGS).write_text((adapter / SETTINGS).read_text())
+    with pytest.raises(UserError, match=rf"^actor\.lora\.path: .*{WEIGHTS}: tensor '{name}' has NaN or infinity"):
+        read_adapter(tmp_path, ModelSpec.from_directory(model_dir), config_with(tmp_path).actor.lora)
+
+
 def test_a_directory_without_an_adapter_is_one_line(written, tmp_path):
     with pytest.raises(UserError, match=r"actor.lora.path: cannot read .*adapter_config.json"):
         read_adapter(tmp_path, ModelSpec.from_directory(written[0]), config_with(tmp_path).actor.lora)

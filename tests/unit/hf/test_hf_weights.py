@@ -8,6 +8,7 @@ import pytest
 from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors, write_weights
+from rljax.hf.read_model import check_stored, read_model
 
 MODEL = ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, False, 0.02, "char")
 LIMIT = 20_000  # bytes a file, so that there are several
@@ -127,3 +128,95 @@ def test_failed_write_leaves_the_old_file(directory):
         write_weights(directory, {"model.norm.weight": (32,)}, lambda _: np.zeros(32, np.float32), "float32")
     after = contents(directory)
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+TIED, HEAD, TABLE = (
+    ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, True, 0.02, "char"),
+    "lm_head.weight",
+    "model.embed_tokens.weight",
+)
+
+
+def of_another_family(directory):
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"model_type": "phi3"}))
+
+
+@pytest.mark.parametrize("change", [lambda directory: None, of_another_family])
+def test_a_tied_model_may_store_its_head_only_as_a_copy(tmp_path, change):
+    """Only a copy means the same to who reads the head of the file and who ties it."""
+    init_directory(TIED, tmp_path, seed=3, vocab_size=50, eos_token_ids=[7])
+    change(tmp_path)
+    rewrite(tmp_path, lambda arrays: arrays.update({HEAD: arrays[TABLE]}))
+    WeightReader(tmp_path).check(read_model(tmp_path))
+    check_stored(tmp_path)
+
+    def one_bit(arrays):
+        arrays[HEAD] = arrays[TABLE].copy()
+        arrays[HEAD].view(np.uint32)[-1, -1] ^= 1
+
+    rewrite(tmp_path, one_bit)
+    for read in (lambda: WeightReader(tmp_path).check(read_model(tmp_path)), lambda: check_stored(tmp_path)):
+        with pytest.raises(UserError) as error:
+            read()
+        for part in ("model.safetensors", HEAD, TABLE, "tie_word_embeddings"):
+            assert part in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_head_of_its_own_is_no_copy(directory):
+    """Without the flag there is nothing to compare."""
+    check_stored(directory)
+
+
+def also_in_several_files(directory, change):
+    """Leaves model.safetensors, and adds an index with files of the changed tensors."""
+    single = (directory / "model.safetensors").read_bytes()
+    arrays = contents(directory)
+    change(arrays)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    write_weights(directory, shapes, arrays.__getitem__, "float32", LIMIT)
+    (directory / "model.safetensors").write_bytes(single)
+
+
+def test_one_file_and_the_files_of_an_index_that_hold_the_same(directory):
+    arrays = contents(directory)
+    also_in_several_files(directory, lambda arrays: None)
+    again = contents(directory)
+    assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays["model.norm.weight"].__setitem__(-1, 2.0),
+        lambda arrays: arrays.pop("model.norm.weight"),
+        lambda arrays: arrays.update({"model.norm.weight": np.ones(31)}),
+    ],
+)
+def test_two_models_in_one_directory_are_refused(directory, change):
+    also_in_several_files(directory, change)
+    for read in (WeightReader, check_stored):
+        with pytest.raises(UserError, match=r"model\.safetensors\.index\.json are two models .*'model\.norm\.weight'.*move"):
+            read(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_refused_with_its_tensor(directory, dtype, value):
+    """The largest finite number of a dtype is read; above it is none."""
+    arrays, name = contents(directory), "model.layers.1.mlp.up_proj.weight"
+    shapes = tensors(ModelSpec.from_directory(directory))
+    largest = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}[dtype]
+    for last in (largest, -largest, value):
+        arrays[name][-1, -1] = last
+        write_weights(directory, shapes, arrays.__getitem__, dtype)
+        reader = WeightReader(directory)
+        if last is not value:
+            assert np.isfinite(reader.read(name).astype(np.float32)[-1, -1])
+            continue
+        reader.read("model.norm.weight")
+        reader.read(name, (slice(0, 3), slice(0, 5)))
+        for index in (None, (slice(60, 64), slice(0, 32))):
+            with pytest.raises(UserError, match=rf"model\.safetensors: tensor '{name}' has NaN or infinity, 1 of"):
+                reader.read(name, index)

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from rljax.config.schema import Config
+from rljax.data import open_prompts
+from rljax.data.formats import with_system
+from rljax.data.held_out import open_held_out
 from rljax.errors import Rejected, RewardError, RewardTimeout, UserError
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.rewards import Score
@@ -19,6 +22,8 @@ from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sanity import blanks, lengths, prompts, rewards, rollouts, start, template
 from rljax.sanity.findings import Finding, Report, Severity, of_error
+from rljax.sanity.survey import Survey
+from rljax.testing.models import config_of
 from rljax.types import Completion, Finish, Prompt, SamplingParams
 
 
@@ -157,6 +162,46 @@ def with_template(directory: Path, text: str):
 
 TURNS = "{% for m in messages %}<bos>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
 OPENED = TURNS + "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
+
+
+def test_records_that_keep_their_own_system_message_are_counted_with_the_first_place():
+    """Not those whose message is the prompt of the section, as if it had been added to them."""
+    said = ("Be long.", None, "Be brief.", "Be long.")
+
+    def turns(system):
+        return ({"role": "system", "content": system},) if system else ()
+
+    def found(system_prompt):
+        records = [
+            Prompt(f"0/{i}", with_system((*turns(system), {"role": "user", "content": str(i)}), system_prompt), {})
+            for i, system in enumerate(said)
+        ]
+        survey = Survey("train_dataset", prompts=records, system_prompt=system_prompt)
+        return [f for f in survey.check(lambda uid: f"line {uid}") if "system" in f.line]
+
+    (finding,) = found("Be brief.")
+    assert finding.severity is Severity.WARNING
+    assert finding.line == "2 of 4 records have a system message of their own, the first line 0/0"
+    assert "train_dataset.system_prompt has no effect" in finding.remedy
+    assert not found("")
+
+
+def test_a_start_tells_of_system_prompts_that_records_keep_out(model, tmp_path):
+    """Of training and of each validation set, by its own section."""
+    own = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
+    sets = {}
+    for name in ("train", "held"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({"messages": own, "answer": name}) + "\n")
+        sets[name] = {"path": str(path), "type": "prompt_answer", "system_prompt": "3"}
+    changes = {
+        f"{s}.{key}": v for s, n in (("train_dataset", "train"), ("valid_dataset", "held")) for key, v in sets[n].items()
+    }
+    config = config_of(**changes)
+    held_out = open_held_out(config, None)
+    report = start.at_start(config, open_prompts(config.train_dataset, seed=1), held_out, load_tokenizer(model), model)
+    told = [f.part for f in report.of(Severity.WARNING) if "system message of their own" in f.line]
+    assert told == ["train_dataset", "valid_dataset"]
 
 
 def test_episodes_of_an_environment_that_begin_alike_are_different_prompts():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rljax.config.allocation import Pool
 from rljax.engine.rank import LOOPBACK, free_port
@@ -24,7 +25,7 @@ from rljax.engines.http import reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import Process, SglangServers, environment, installed_release, launch_command
 from rljax.errors import UserError
-from rljax.testing.models import config_of
+from rljax.testing.models import config_of, make_model
 
 STAND_IN = """
 import argparse, http.server, json, os, subprocess, sys, time
@@ -112,6 +113,16 @@ def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in,
     assert key and not any(key in " ".join(psutil.Process(pid).cmdline()) for pid in started)
     servers.close()
     assert gone(started)
+
+
+def test_no_server_reads_a_model_that_the_learner_reads_otherwise(tmp_path):
+    """A tied model whose file has another head: SGLang drops it. The interpreter is not even looked for."""
+    model_dir = make_model(tmp_path / "model")
+    arrays = load_file(model_dir / "model.safetensors")
+    head = arrays["model.embed_tokens.weight"] + 1
+    save_file(arrays | {"lm_head.weight": head}, model_dir / "model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.weight.*tie_word_embeddings"):
+        SglangServers(config(tmp_path, python=str(tmp_path / "none")), Pool("sglang"), model_dir)
 
 
 def test_a_port_that_somebody_took_is_replaced_by_another(stand_in, tmp_path):
