@@ -12,7 +12,7 @@ import rich
 
 from rljax.config import io as config_io
 from rljax.configs import base
-from rljax.experiments import main
+from rljax.experiments.screen import Stderr
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Status, live
@@ -153,7 +153,7 @@ def test_warnings_stand_whole_above_the_live_view_in_a_terminal(monkeypatch):
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rich, "_console", None)
-    log, handler = logging.getLogger("rljax.test"), logging.StreamHandler(main._Stderr())
+    log, handler = logging.getLogger("rljax.test"), logging.StreamHandler(Stderr())
     log.addHandler(handler)
     monkeypatch.setattr(log, "propagate", False)
     warnings = [f"warning {n}: " + " ".join(f"word{n}.{k}" for k in range(20)) for n in range(3)]
