@@ -92,6 +92,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.checkpoints.recovery import require_checkpoints
+    from rljax.config import digests
     from rljax.process.watchdog import Watchdog
     from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
@@ -104,7 +105,8 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     ):
         directory.begin(config)
         require_checkpoints(directory.path, directory.finished_steps())
-        context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        sessions = context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        digests.warn_of_changes(digests.of_last_step(sessions, directory.finished_steps()), digests.digests_of(config))
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))
 
