@@ -123,7 +123,7 @@ class Loop:
         run = self.parts
         with (
             run.watched() as watchdog,
-            on_stop_signal(self._stop),
+            on_stop_signal(self._stop) as stop,
             run.traced(),
         ):
             watchdog.watch_tasks()
@@ -148,7 +148,7 @@ class Loop:
                 watchdog.closing(sys.exception())
                 await self.recovery.close()
                 await run.engine.close()
-        return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
+        return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set(), stopped_by=stop.number)
 
     async def _restore(self) -> None:
         """Goes on from the newest checkpoint, if there is one, and makes what depends on it."""
