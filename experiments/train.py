@@ -180,8 +180,11 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
 
 async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
     """Trains, on the event loop of the run."""
+    from rljax.process.stages import stage
+
     watchdog.watch_tasks()
-    opened = _open(config, pools, run)
+    with stage("reading the model's files and the data"):
+        opened = _open(config, pools, run)
     config, model_dir, tokenizer = opened.config, opened.model_dir, opened.tokenizer
     prompts, held_out = opened.prompts, opened.held_out
 
@@ -211,9 +214,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             sets = [(each.prompts, each.where, key_of(each.name), len(each.prompts)) for each in held_out]
             if config.actor.loss != "sft":
                 sets.insert(0, (prompts.spread(MOST), prompts.where, prompts.key, len(prompts)))
-            for some, where, key, total in sets:
-                trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
-                await trials.enter_async_context(trial)
+            with stage("trying the reward on some records"):
+                for some, where, key, total in sets:
+                    trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
+                    await trials.enter_async_context(trial)
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------

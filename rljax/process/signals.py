@@ -110,7 +110,7 @@ def command_ends(line: str = "") -> None:
 
 
 def _leave() -> None:
-    """Ends a process that a signal has stopped, with that status, in place of Python's finalization.
+    """Ends a process that a signal has stopped, with that status and without Python's finalization.
 
     That would take no second signal, and be aborted by a thread that is still in a library of C++.
     """
