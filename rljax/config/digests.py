@@ -8,6 +8,7 @@ user's own. File names, line numbers and comments are no part of it.
 from __future__ import annotations
 
 import ast
+import copyreg
 import functools
 import hashlib
 import importlib.util
@@ -28,6 +29,7 @@ from rljax.config import registry
 from rljax.config.schema import Config
 
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # bytecode and syntax trees differ between them
+_OF_VALUES = {"re", "decimal", "fractions", "datetime", "pathlib"}  # modules whose objects are values
 _objects: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 log = logging.getLogger(__name__)
@@ -183,7 +185,11 @@ class _Walk:
             return ["module", value.__name__]
         of = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
         name = [str(of.__module__), of.__qualname__]
-        if not _is_users(name[0].partition(".")[0]):
+        package = name[0].partition(".")[0]
+        if of is not value and package in _OF_VALUES:
+            reduced = copyreg.dispatch_table[of](value) if of in copyreg.dispatch_table else value.__reduce_ex__(2)
+            return [*name, self.describe(reduced[1:3])]
+        if not _is_users(package):
             return name
         if isinstance(value, types.FunctionType):
             return [name[1], *self._function(value)]
