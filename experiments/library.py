@@ -15,8 +15,9 @@ from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.config.schema import Config
 from rljax.errors import UserError
+from rljax.experiments import screen
 from rljax.experiments import train as binary
-from rljax.process.signals import request_stop
+from rljax.process.signals import Stopped, request_stop
 from rljax.run.parts import Outcome
 
 
@@ -30,7 +31,9 @@ def train(
     """Trains as `python -m experiments.train` does; the same call with the same workdir goes on.
 
     It blocks until the run has ended. Inside a running event loop, as notebooks have it, the run
-    has a thread of its own. Ctrl-C, or a notebook's interrupt, saves and stops it.
+    has a thread of its own. Ctrl-C, or a notebook's interrupt, saves and stops it, and is raised
+    then: a script that trains several runs begins no other one. While no logging is set up,
+    warnings and what the run says of itself are printed.
 
     Args:
       config: a config as `get_config()` of a config file returns it, or such a file's name.
@@ -45,19 +48,28 @@ def train(
     Raises:
       UserError: in one line, what is wrong with the config, the data or the reward.
       GuardrailError, TooManyFailures, RankFailed: the run has failed.
+      KeyboardInterrupt: a signal, perhaps SIGTERM, has stopped it. It was saved, and the same call
+        goes on.
     """
     if not str(workdir):
         raise UserError("workdir: empty (the directory of the run)")
     resolved = _with(_config_of(config), reward, workflow)
     if not _in_event_loop():
-        return binary.run(resolved, lambda: Path(workdir))
-    with concurrent.futures.ThreadPoolExecutor(1, "rljax.train") as thread:
+        with screen.shown():
+            outcome = binary.run(resolved, lambda: Path(workdir))
+        if outcome is not None and outcome.stopped_by is not None:
+            raise Stopped(outcome.stopped_by)
+        return outcome
+    with screen.shown(), concurrent.futures.ThreadPoolExecutor(1, "rljax.train") as thread:
         run = thread.submit(binary.run, resolved, lambda: Path(workdir))
         try:
             return run.result()
         except KeyboardInterrupt:
-            request_stop()
-            return run.result()
+            while not run.done():
+                request_stop()  # again, as nobody answers it during the start
+                concurrent.futures.wait([run], 0.1)
+            run.result()
+            raise
 
 
 def _config_of(config: ConfigDict | Config | str) -> Config:

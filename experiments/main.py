@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import io
 import logging as standard_logging
 import os
 import re
@@ -30,8 +29,9 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, PluginFailed, RankFailed, TooManyFailures, UserError
+from rljax.experiments import screen
 from rljax.process import frames, interpreter
-from rljax.process.signals import Stopped, end_on_signals
+from rljax.process.signals import Stopped, command_ends, end_on_signals, last_words
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
@@ -179,9 +179,9 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
         error otherwise.
     """
     interpreter.collect_less_often()
-    logging.get_absl_handler().setFormatter(_Plain())
-    logging.get_absl_handler().python_handler.stream = _Stderr()
-    logging.get_absl_handler().addFilter(_is_for_the_screen)
+    logging.get_absl_handler().setFormatter(screen.Plain())
+    logging.get_absl_handler().python_handler.stream = screen.Stderr()
+    logging.get_absl_handler().addFilter(screen.is_for_the_screen)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA's own log, from warnings on
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # its advice to install torch
     end_on_signals()
@@ -214,9 +214,12 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
             raise
         _fail(_no_space_line(error))
     except Stopped as stopped:
+        command_ends(str(stopped))
         _fail(str(stopped), 128 + stopped.number)
     except KeyboardInterrupt:
         _fail("interrupted", 128 + signal.SIGINT)
+    finally:
+        command_ends()
     sys.exit(0)
 
 
@@ -233,29 +236,6 @@ def _has_no_reader() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # an error is always reported
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _is_for_the_screen(record: standard_logging.LogRecord) -> bool:
-    """Returns False for what engines and backends say about themselves, which log.txt has as well."""
-    return record.levelno >= standard_logging.WARNING or not record.name.startswith(("rljax.engines.", "rljax.backends."))
-
-
-class _Stderr(io.TextIOBase):
-    """Stream that writes to whatever sys.stderr is: the live view shows its lines above itself."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-
-class _Plain(standard_logging.Formatter):
-    """Formats warnings as `warning: text`, without the prefix of absl's logs."""
-
-    def format(self, record: standard_logging.LogRecord) -> str:
-        lines = super().format(record)
-        return lines if record.levelno < standard_logging.WARNING else f"{record.levelname.lower()}: {lines}"
 
 
 def _is_no_space(error: Exception) -> bool:
@@ -372,13 +352,13 @@ def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
     from rljax.process.liveness import beating
 
     handler = _log_to(run.path / "log.txt", max_log_mb << 19)
+    told = contextlib.ExitStack()
+    told.enter_context(last_words(functools.partial(_stopped, run, handler)))
     try:
         with beating(run.status):
             yield
     except KeyboardInterrupt as error:  # before the first step or after the last one, or a second signal
-        with contextlib.suppress(UserError):
-            run.stop()
-        _write(handler, str(error) or "interrupted")
+        _stopped(run, handler, str(error) or "interrupted")
         raise
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):
@@ -389,8 +369,16 @@ def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
         raise
     finally:
         standard_logging.getLogger().removeHandler(handler)
+        told.close()
         handler.close()
         run.close()
+
+
+def _stopped(run: RunDirectory, handler: standard_logging.Handler, line: str) -> None:
+    """Records that a signal has ended a run."""
+    with contextlib.suppress(UserError):
+        run.stop()
+    _write(handler, line)
 
 
 def _reason(error: BaseException) -> str:

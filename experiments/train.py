@@ -92,6 +92,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     # Run directory: locked, so that two runs never share it; status.json records how the run ended
     # --------------------------------------------------------------------------------------------------------------------
     from rljax.checkpoints.recovery import require_checkpoints
+    from rljax.config import digests
     from rljax.process.watchdog import Watchdog
     from rljax.sinks import context
     from rljax.sinks.run_directory import RunDirectory
@@ -104,7 +105,8 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     ):
         directory.begin(config)
         require_checkpoints(directory.path, directory.finished_steps())
-        context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        sessions = context.read(directory.path)  # refuses a damaged one now, before minutes of work
+        digests.warn_of_changes(digests.of_last_step(sessions, directory.finished_steps()), digests.digests_of(config))
         with multiprocess.Leader(process, processes, config, directory.path, directory.fail) as leader:
             return asyncio.run(leader.watched(_train(config, pools, directory, leader, watchdog)))
 
@@ -178,8 +180,11 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
 
 async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: Leader, watchdog: Watchdog) -> Outcome:
     """Trains, on the event loop of the run."""
+    from rljax.process.stages import stage
+
     watchdog.watch_tasks()
-    opened = _open(config, pools, run)
+    with stage("reading the model's files and the data"):
+        opened = _open(config, pools, run)
     config, model_dir, tokenizer = opened.config, opened.model_dir, opened.tokenizer
     prompts, held_out = opened.prompts, opened.held_out
 
@@ -209,9 +214,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
             sets = [(each.prompts, each.where, key_of(each.name), len(each.prompts)) for each in held_out]
             if config.actor.loss != "sft":
                 sets.insert(0, (prompts.spread(MOST), prompts.where, prompts.key, len(prompts)))
-            for some, where, key, total in sets:
-                trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
-                await trials.enter_async_context(trial)
+            with stage("trying the reward on some records"):
+                for some, where, key, total in sets:
+                    trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
+                    await trials.enter_async_context(trial)
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ from rljax.metrics.accumulator import PhaseTimer
 from rljax.metrics.guard_actions import Decision
 from rljax.metrics.mean import Mean, merge
 from rljax.process.signals import on_stop_signal
+from rljax.process.stages import stage
 from rljax.rollout.buffer import Buffer, Entry
 from rljax.rollout.limits import limits_of, supervised_total
 from rljax.rollout.tracker import waiting_in_buffer
@@ -112,6 +114,7 @@ class Loop:
         self.stop = asyncio.Event()  # set by a signal
         self.learner_lock = asyncio.Lock()  # taken to change the learner's weights, and to read them
         self.epochs = 0  # finished
+        self._begun: set[str] = set()  # stages that the loop has been through
         run.workdir.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -123,7 +126,7 @@ class Loop:
         run = self.parts
         with (
             run.watched() as watchdog,
-            on_stop_signal(self._stop),
+            on_stop_signal(self._stop) as stop,
             run.traced(),
         ):
             watchdog.watch_tasks()
@@ -131,8 +134,10 @@ class Loop:
             self.beat, self.timer = watchdog.beat, PhaseTimer(watchdog.beat)
             self.evaluator = Evaluator(run, watchdog.beat)
             try:
-                await self._restore()
-                self.sinks = run.open_sinks(self.step)
+                with stage("reading the checkpoint, or looking for one"):
+                    await self._restore()
+                with stage("describing the run and opening its files"):
+                    self.sinks = run.open_sinks(self.step)
                 try:
                     self.reporter.open(self.sinks, self.timer)
                     self.oversight.open(run.workdir, self.sinks, self.step)
@@ -148,7 +153,7 @@ class Loop:
                 watchdog.closing(sys.exception())
                 await self.recovery.close()
                 await run.engine.close()
-        return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set())
+        return Outcome(self.step, self.buffer.version, finished=not self.stop.is_set(), stopped_by=stop.number)
 
     async def _restore(self) -> None:
         """Goes on from the newest checkpoint, if there is one, and makes what depends on it."""
@@ -220,7 +225,7 @@ class Loop:
             self.recovery.check()
             prompts = [next(labeled.prompts) for _ in range(size)]
             examples = [Group(prompt.uid, (labeled.encode(prompt),)) for prompt in prompts]
-            with self.timer.phase("update"):
+            with self.timer.phase("update"), self._first("compiling the supervised step"):
                 metrics = await asyncio.to_thread(self._learn_supervised, examples)
             self.supervised_steps += 1
             epochs = self.supervised_steps * size // len(labeled.prompts)
@@ -255,7 +260,7 @@ class Loop:
         """Waits for the next batch. Returns None at the end of the data, or after a signal."""
         start, producer = time.perf_counter(), self.sampling.task
         try:
-            with tracing.span("wait for a batch", track="loop"):
+            with tracing.span("wait for a batch", track="loop"), self._first("sampling the first batch"):
                 while not self.stop.is_set():
                     self.recovery.check()
                     if producer.done():
@@ -299,7 +304,8 @@ class Loop:
         async with self.learner_lock:
             with self.timer.phase("step"):
                 async with engine.learning():
-                    learned = await asyncio.to_thread(self._learn, groups, version)
+                    with self._first("compiling the update"):
+                        learned = await asyncio.to_thread(self._learn, groups, version)
                 with self.timer.phase("publish"):
                     await engine.publish(version + 1)
                 self.buffer.publish()
@@ -338,6 +344,12 @@ class Loop:
         else:
             self.oversight.flight.parent = step  # a warm-up's batches are not recorded: its steps are many and short
         return supervise(self.parts.engine.learner, self.config, [t for group in examples for t in group.trajectories])
+
+    def _first(self, what: str) -> AbstractContextManager[None]:
+        """Returns the context of a stage that is said the first time alone, if it takes long."""
+        is_first = what not in self._begun
+        self._begun.add(what)
+        return stage(what) if is_first else nullcontext()
 
     def _stop(self) -> None:
         """Has the run finish its step, save and exit. Called when a signal arrives."""
@@ -380,7 +392,7 @@ class Loop:
         """Waits for the evaluation that runs, if any. Abandons it if a signal stops the run."""
         if self.evaluator.task is None:
             return
-        with self.timer.phase("evaluate"):
+        with self.timer.phase("evaluate"), self._first("evaluating"):
             stop = asyncio.create_task(self.stop.wait())
             try:
                 await self._wait_for_any(self.evaluator.task, stop)

@@ -41,7 +41,7 @@ ROOMS = {
     "objective": ("config", "metrics", "types"),
     "batching": ("errors", "objective", "types"),
     "planning": ("chips", "config", "errors", "hf", "objective"),
-    "engine": ("batching", "config", "entry_points", "errors", "metrics", "planning", "tracing", "types"),
+    "engine": ("batching", "config", "entry_points", "errors", "metrics", "planning", "process", "tracing", "types"),
     "launching": ("chips", "config", "engine", "errors", "hf", "messaging", "planning", "process"),
     "multiprocess": ("batching", "config", "engine", "errors", "messaging", "metrics", "process"),
     "shadow": ("batching", "config", "engine", "errors", "metrics", "objective"),

@@ -14,5 +14,6 @@ reference.py        writes docs/config.md from the schema
 resume.py           keys that may change between the runs of one workdir
 allocation.py       `allocation_mode`: which engine runs on which devices
 registry.py         finds what a config names: a reward, a workflow, a filter
+digests.py          tells whether such a function has changed between the runs of one workdir
 foreign/            configs and names of other systems, as keys of this one
 """

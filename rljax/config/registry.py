@@ -69,6 +69,11 @@ def is_provided(name: str) -> bool:
     return name in _provided
 
 
+def provided(name: str) -> Any:
+    """Returns the object that was provided under a name."""
+    return _provided[name]
+
+
 def packed(key: str, names: Iterable[str]) -> str:
     """Returns the objects among the names that were provided, for `unpack` in a child process.
 

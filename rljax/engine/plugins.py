@@ -20,6 +20,7 @@ from rljax.engine.plugin import Plugin
 from rljax.engine.storage import private_directory, publish_parent
 from rljax.engine.weights import ExportToSampler
 from rljax.errors import UserError
+from rljax.process.stages import stage
 
 DIRECTORY, MEMORY = "directory", "memory"  # transports with the same meaning for every engine
 
@@ -120,8 +121,10 @@ def build(
     needed = sum(file.stat().st_size for file in model_dir.glob("*.safetensors")) if transport == DIRECTORY else 0
     here = find_plugin(samples.engine).is_here(config)
     parent = publish_parent(config.rollout.publish_dir, workdir, here=here, needed=needed)
-    learner = make_learner(config, learns, model_dir)
-    sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
+    with stage(f"loading the model for training, by {learns.engine}"):
+        learner = make_learner(config, learns, model_dir)
+    with stage(f"loading the model for sampling, by {samples.engine}, and compiling or starting its servers"):
+        sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
     in_memory = None if transport == DIRECTORY else ExportToSampler(transport, samples)
     return Engine(sampler, learner, in_memory, private_directory(parent, "publish"))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 BINS = 32  # most bins of a histogram
+_WHOLE = 2.0**53  # from here on all numbers are whole, and an integer has no room for most of them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +44,9 @@ class Histogram:
         first = math.floor(low / width)
         bins = np.floor(found / width).astype(np.int64) - first
         counts = np.bincount(bins)
-        return cls(np.arange(first, first + len(counts) + 1) * width, counts)
+        with np.errstate(over="ignore"):  # beside the largest number there is
+            edges = np.minimum(np.arange(first, first + len(counts) + 1) * width, np.finfo(np.float64).max)
+        return cls(edges, counts)
 
     def __add__(self, other: Histogram) -> Histogram:
         """Adds the counts. Raises ValueError if the edges differ."""
@@ -65,9 +68,9 @@ def _width(low: float, high: float, least: float) -> float:
     """Returns the smallest power of two, at least `least`, of which BINS bins hold low to high."""
     magnitude = max(abs(low), abs(high))
     if low == high:
-        return least or 2.0 ** math.floor(math.log2(magnitude))
+        return least if least and magnitude < _WHOLE else 2.0 ** math.floor(math.log2(magnitude))
     resolution = float(np.spacing(magnitude)) * BINS  # narrower bins would share edges
-    width = 2.0 ** math.ceil(math.log2(max((high - low) / BINS, resolution, least)))
+    width = 2.0 ** math.ceil(math.log2(max(high / BINS - low / BINS, resolution, least)))
     while math.floor(high / width) - math.floor(low / width) >= BINS:
         width *= 2
     return width

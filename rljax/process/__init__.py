@@ -4,6 +4,7 @@ signals.py        handles signals that ask a run to save and exit
 first_signals.py  the same while a command still imports its parts
 watchdog.py       ends a run that hangs; guardian.py, one that holds the interpreter
 parent.py         ends a process when its parent ends
+stages.py         says what takes long at a start
 child.py          child processes of the event loop
 descendants.py    ends a child with all that it started
 liveness.py       whether a process that a file names is still there

@@ -23,6 +23,7 @@ REWARDS = {
 }
 # What these import at their first call, and a reward process does before it: some seconds while the learner compiles
 LIBRARIES = {"rljax.rewards.mathematics": "math_verify", "rljax.rewards.reasoning_gym": "reasoning_gym"}
+LARGEST = float(np.finfo(np.float32).max)  # size of a reward: advantages are float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,4 +140,8 @@ def _number(what: str, value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{what} is {number}")
+    if abs(number) > LARGEST:
+        raise ValueError(
+            f"{what} is {number:.4g}, and training takes no more than {LARGEST:.2g}, as float32 (scale or clip it)"
+        )
     return number

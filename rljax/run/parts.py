@@ -67,9 +67,10 @@ class Run:
 class Outcome:
     """End of a run.
 
-    `finished` is False if a signal stopped it. It was saved then, and the same command resumes it.
+    `finished` is False if it was stopped. It was saved then, and the same command resumes it.
     """
 
     step: int
     version: int
     finished: bool
+    stopped_by: int | None = None  # number of the signal that stopped it

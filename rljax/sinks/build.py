@@ -10,7 +10,7 @@ from rljax.config.schema import Config
 from rljax.hf.tokenizer import Tokenizer
 from rljax.json_lines import newest_step
 from rljax.sinks import Sink, Sinks
-from rljax.sinks.live import LineSink, LiveSink
+from rljax.sinks.live import LineSink, LiveSink, can_be_live
 from rljax.sinks.planned import PlanSink
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
 
@@ -49,5 +49,5 @@ def build(
         from rljax.sinks.wandb import WandbSink
 
         sinks.append(WandbSink(run, config))
-    sinks.append(LiveSink() if logger.live and sys.stdout.isatty() else LineSink(every=logger.line_every))
+    sinks.append(LiveSink() if logger.live and can_be_live(sys.stdout) else LineSink(every=logger.line_every))
     return Sinks(sinks)

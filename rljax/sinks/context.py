@@ -17,6 +17,7 @@ from typing import Any
 
 import rljax
 from rljax import json_fields
+from rljax.config import digests
 from rljax.config import io as config_io
 from rljax.config.schema import Config
 from rljax.errors import UserError
@@ -59,6 +60,7 @@ class Session:
     data: Mapping[str, object]  # identity of the training prompts: digest, number, order
     evaluation: Protocol | None  # on valid_dataset; None if the run has no evaluations
     evaluations: Mapping[str, Protocol]  # on the sets of valid_datasets, by name
+    functions: Mapping[str, str]  # digests of the user's own that the config names (config/digests.py)
 
 
 def session(
@@ -92,6 +94,7 @@ def session(
         data=data,
         evaluation=protocols.get(""),
         evaluations={name: protocol for name, protocol in protocols.items() if name},
+        functions=digests.digests_of(config),
     )
 
 

@@ -31,6 +31,7 @@ SHOWN = {
     "critic/explained_variance": "explained variance",
 }
 RATES = ("timeperf/generated_tokens_per_s", "timeperf/trained_tokens_per_s")  # the first that there is
+DUMB = ("dumb", "unknown")  # values of TERM: such a terminal, as of an editor, only goes on
 WALL = "timeperf/wall"
 ON_A_LINE = ("rollout/reward", "eval-rollout/reward", "warmup/loss", "sft/loss", "ppo_actor/update/loss", "rollout/staleness")
 
@@ -101,6 +102,11 @@ class LineSink(PartialSink):
 
     def close(self) -> None:
         """Leaves the stream open; the caller owns it."""
+
+
+def can_be_live(stream: TextIO) -> bool:
+    """Returns whether a stream is a terminal that can draw over what it shows."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 
 
 class LiveSink(PartialSink):

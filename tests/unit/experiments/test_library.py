@@ -1,8 +1,13 @@
 """rljax.train: the page's call, functions and workflows of the caller, an event loop that runs already."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
+import logging
+import os
 import re
+import signal
 import threading
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from rljax.config import registry
 from rljax.configs import quickstart
 from rljax.engines.fake import model
 from rljax.errors import IncompleteRun, UserError
+from rljax.experiments import library, train
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.process.signals import request_stop
 from rljax.rollout.trajectories import trajectory_of
@@ -225,3 +231,151 @@ def test_an_argument_of_another_kind_is_one_line(config, tmp_path, monkeypatch, 
     with pytest.raises(UserError, match=line):
         rljax.train(**{"config": config, "workdir": "run", **arguments})
     assert not list(tmp_path.iterdir())
+
+
+@contextlib.contextmanager
+def logging_of_a_script(*, level=logging.NOTSET, **handlers):
+    """Has the block find logging as a plain script has it, but for what is given of "rljax"."""
+    root, ours = logging.getLogger(), logging.getLogger("rljax")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root, "handlers", handlers.get("root", []))
+        patch.setattr(ours, "handlers", handlers.get("ours", []))
+        before = ours.level
+        ours.setLevel(level)
+        yield
+        assert (root.handlers, ours.handlers) == (handlers.get("root", []), handlers.get("ours", []))
+        assert ours.level == level
+        ours.setLevel(before)
+
+
+def of_the_log(workdir):
+    """Returns the lines of log.txt as the screen has them: without times and what engines say of themselves."""
+    lines = [line.split(" ", 3)[2:] for line in (workdir / "log.txt").read_text().splitlines()]
+    return [f"warning: {text}" if level == "WARNING" else text for level, text in lines]
+
+
+def test_a_script_is_told_what_the_log_has_and_its_logging_is_as_before(config, tmp_path, capsys):
+    records(config, tmp_path / "a.jsonl", *({"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)))
+    config.valid_dataset, config.evaluator.freq_steps = config.train_dataset, 1  # this is warned of
+    with logging_of_a_script():
+        rljax.train(config, workdir=tmp_path / "run", reward=lambda prompt, completion: 1.0)
+    said = capsys.readouterr().err.splitlines()
+    assert said == of_the_log(tmp_path / "run")
+    assert [line.partition(":")[0] for line in said[:6]] == ["warning", "run", "model", "data", "steps", "devices"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"level": logging.ERROR}, {"root": [logging.NullHandler()]}, {"ours": [logging.NullHandler()]}]
+)
+def test_a_program_that_set_its_logging_up_decides_what_is_shown(config, tmp_path, capsys, given):
+    with logging_of_a_script(**given):
+        rljax.train(config, workdir=tmp_path / "run")
+    assert capsys.readouterr().err == ""
+
+
+def reward_of(value, part=0.5, *, comment=""):
+    """Returns a reward as a notebook's cell makes it: each time of another file and another line."""
+    text = f"{comment}\ndef reward(prompt, completion):\n    return {value} * WEIGHT + part()\n"
+    names = {"__name__": "__main__", "WEIGHT": part, "part": lambda: 0.0}
+    exec(compile(text, f"<cell {comment}>", "exec"), names)
+    return names["reward"]
+
+
+def changed(caplog):
+    return [line for line in caplog.messages if "goes on with another reward" in line]
+
+
+@pytest.mark.parametrize("other", [reward_of(2.0), reward_of(1.0, part=0.25)])
+def test_a_reward_that_was_edited_is_told_until_a_step_is_made_with_it(config, tmp_path, caplog, other):
+    for reward, steps, lines in (
+        (reward_of(1.0), 2, 0),
+        (reward_of(1.0, comment="# again\n"), 3, 0),
+        (other, 3, 1),
+        (other, 4, 1),
+        (other, 5, 0),
+    ):
+        caplog.clear()
+        config.total_train_steps = steps
+        with caplog.at_level("INFO", "rljax"):
+            rljax.train(config, workdir=tmp_path / "run", reward=reward)
+        assert len(changed(caplog)) == lines
+        nothing = [line for line in caplog.messages if line.startswith("nothing to do: the run ended at step 3")]
+        assert len(nothing) == (other is reward and steps == 3)
+    sessions = json.loads((tmp_path / "run/context.json").read_text())["sessions"]
+    assert len({session["functions"]["reward.name __main__:reward"] for session in sessions}) == 2
+
+
+@pytest.mark.parametrize("which", ["reward.name", "rollout.workflow", "rollout.should_accept_fn"])
+def test_a_function_of_a_module_that_was_edited_is_told(config, tmp_path, caplog, monkeypatch, which):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"edited_{which.replace('.', '_')}"
+    module = """
+from rljax.workflows.rlvr import RLVR
+LEAST = {least}
+def least(): return LEAST
+def reward(prompt, completion): return least()
+class Workflow(RLVR): least = least()
+def accept(group): return least() > -1
+OTHER = {other}
+"""
+    attribute = {"reward.name": "reward", "rollout.workflow": "Workflow", "rollout.should_accept_fn": "accept"}[which]
+    section, _, key = which.partition(".")
+    config[section][key] = f"{name}:{attribute}"
+    for least, other, steps, lines in ((0, 1, 1, 0), (0, 2, 2, 0), (1, 2, 3, 1)):
+        caplog.clear()
+        config.total_train_steps = steps
+        (tmp_path / f"{name}.py").write_text(module.format(least=least, other=other))
+        rljax.train(config, workdir=tmp_path / "run")
+        told = [line for line in caplog.messages if f"goes on with another {which} {name}:{attribute}" in line]
+        assert len(told) == lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_scripts_run_and_ends_its_loop_over_seeds(config, tmp_path, number):
+    config.total_train_steps = 1000
+    runs = []
+
+    class Stopping(Counting):
+        async def episode(self, generator, prompt, params, seed):
+            if self.episodes == 20:
+                os.kill(os.getpid(), number)
+            return await super().episode(generator, prompt, params, seed)
+
+    inherited = signal.signal(number, signal.default_int_handler)  # a shell's "&" has some ignored
+    try:
+        with pytest.raises(KeyboardInterrupt, match=f"^stopped by {number.name}$"):
+            for seed in range(2):
+                runs.append(tmp_path / str(seed))
+                rljax.train(config, workdir=runs[-1], workflow=Stopping)
+    finally:
+        signal.signal(number, inherited)
+    (run,) = runs
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "stopped" and (run / "checkpoints" / str(status["step"])).is_dir()
+
+
+def test_a_notebooks_interrupt_during_the_start_ends_the_run_and_the_cell(config, tmp_path, monkeypatch):
+    """An interrupt of the kernel while the thread opens the model, before anybody waits for a stop."""
+    config.total_train_steps = 100_000
+    opened, interrupted = train._open, threading.Event()
+
+    def interrupting(*arguments):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        interrupted.wait(60)
+        return opened(*arguments)
+
+    def waited(futures, timeout):
+        interrupted.set()  # the interrupt has come
+        return concurrent.futures._base.wait(futures, timeout)
+
+    monkeypatch.setattr(train, "_open", interrupting)
+    monkeypatch.setattr(library.concurrent.futures, "wait", waited)
+
+    monkeypatch.setattr(library, "_in_event_loop", lambda: True)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rljax.train(config, workdir=tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "stopped"

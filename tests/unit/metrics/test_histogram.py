@@ -6,15 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljax.metrics.histogram import BINS, Histogram
 
 FLOATS = st.floats(-1e12, 1e12, allow_nan=False, allow_subnormal=False)  # half of a subnormal may be 0
+LARGE = st.floats(1e9, 1.7e308) | st.floats(-1.7e308, -1e9) | st.sampled_from([0.0, 2.0**53, 2.0**63])
 
 
-@given(st.lists(FLOATS, min_size=1, max_size=200))
+@given(st.lists(FLOATS, min_size=1, max_size=200) | st.lists(LARGE, min_size=1, max_size=200))
+@example([1e300])
+@example([-1.7e308, 1.7e308])
 def test_every_value_is_in_its_bin(values):
     histogram = Histogram.of(values)
     edges, counts = histogram.edges, histogram.counts

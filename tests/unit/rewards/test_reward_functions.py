@@ -102,6 +102,13 @@ def test_score_of_takes_numbers_of_any_kind_and_nothing_else():
     for wrong in (None, "1", [1.0], float("inf"), {"a": 1.0}, {"reward": 1.0, "a": "x"}):
         with pytest.raises(ValueError):
             score_of(wrong)
+    largest = float(np.finfo(np.float32).max)
+    assert score_of(-largest).reward == -largest
+    for wrong in (1e300, -1e300, {"reward": 1.0, "a": 1e300}):
+        with pytest.raises(
+            ValueError, match=r"^(the reward|component 'a') is -?1e\+300, and training takes no more than 3.4e\+38"
+        ):
+            score_of(wrong)
 
 
 @pytest.mark.parametrize(

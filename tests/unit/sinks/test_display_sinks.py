@@ -12,7 +12,7 @@ import rich
 
 from rljax.config import io as config_io
 from rljax.configs import base
-from rljax.experiments import main
+from rljax.experiments.screen import Stderr
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Status, live
@@ -145,6 +145,25 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(("name", "live"), [("xterm-256color", True), ("dumb", False), ("unknown", False), ("", True)])
+def test_a_terminal_that_draws_over_nothing_gets_lines_as_a_pipe_does(tmp_path, monkeypatch, name, live):
+    monkeypatch.setenv("TERM", name)
+    said = {}
+    for kind in (Terminal, io.StringIO):
+        monkeypatch.setattr(sys, "stdout", kind())
+        monkeypatch.setattr(rich, "_console", None)
+        run = RunDirectory(tmp_path / kind.__name__)
+        sinks = build(config_io.from_dict(base.get_config()), run, None, first_step=0)
+        for step in range(1, 3):
+            sinks.status(Status(RunState.RUNNING, step=step, version=step))
+            sinks.write(step, {"rollout/reward": Mean.of([1.0])})
+        sinks.close()
+        run.close()
+        said[kind] = [line.split("  ")[1:3] for line in sys.stdout.getvalue().splitlines()]
+    assert said[io.StringIO] == [["step 1", "reward 1"]]
+    assert (said[Terminal] == said[io.StringIO]) is not live
+
+
 def test_warnings_stand_whole_above_the_live_view_in_a_terminal(monkeypatch):
     pyte = pytest.importorskip("pyte")
     terminal = Terminal()
@@ -153,7 +172,7 @@ def test_warnings_stand_whole_above_the_live_view_in_a_terminal(monkeypatch):
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rich, "_console", None)
-    log, handler = logging.getLogger("rljax.test"), logging.StreamHandler(main._Stderr())
+    log, handler = logging.getLogger("rljax.test"), logging.StreamHandler(Stderr())
     log.addHandler(handler)
     monkeypatch.setattr(log, "propagate", False)
     warnings = [f"warning {n}: " + " ".join(f"word{n}.{k}" for k in range(20)) for n in range(3)]
