@@ -23,7 +23,7 @@ REWARDS = {
 }
 # What these import at their first call, and a reward process does before it: some seconds while the learner compiles
 LIBRARIES = {"rljax.rewards.mathematics": "math_verify", "rljax.rewards.reasoning_gym": "reasoning_gym"}
-LARGEST = float(np.finfo(np.float32).max)  # size of a reward: advantages are float32
+LARGEST = (2 - 2.0**-23) * 2.0**127  # size of a reward: float32's, which advantages are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
