@@ -4,10 +4,14 @@ for each other's threads most of the time.
 """
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from rljax.process.first_signals import STOP_SIGNALS
 
 settings.register_profile("rljax", deadline=None)
 settings.load_profile("rljax")
@@ -19,3 +23,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 # The user's token for servers (rljax/messaging/token.py): tests have one of their own
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rljax-tests-")
+
+
+@pytest.fixture(autouse=True)
+def stop_signals():
+    """Gives stop signals back: a command run in this process would end it at the next one."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)

@@ -7,6 +7,7 @@ defaults.py         every default as a ConfigDict, for config files
 files.py            the file that --config names
 io.py               reads and writes config files, overrides and config.json
 checks.py           ranges, choices, and keys that contradict each other
+no_effect.py        keys that another key switches off
 arguments.py        ranges of arguments that a config passes on, as those of a workflow
 validation.py       validation sets by name
 learning_rate.py    the learning rate over a run

@@ -7,6 +7,7 @@ for prompt in prompts.epoch(0): ...     # one pass, for evaluation
 
 prompts.py    the stream of prompts: shuffled, sharded, resumable
 records.py    files as random-access records; given_records.py, those of a program
+shards.py     numbered files of one split, and which are missing
 formats.py    a record as messages and the fields that rewards read
 tasks.py      examples made in memory; count_objects.py, those with pictures
 labeled.py    prompts with the reply that supervised training learns

@@ -10,6 +10,7 @@ flops.py            FLOPs of a step; activations.py, its memory
 model_directory.py  the directory that a run starts from
 init.py             a random model, the same for every backend
 weights.py          safetensors by tensor or slice; whole_model.py, of image-text models
+tensor_checks.py    stored tensors by their bits: finite, the same
 adapter.py          LoRA adapters as peft writes them
 gguf.py             a Llama in GGUF to a directory
 companion_files.py  files beside the weights; turn_ends.py, their EOS ids
