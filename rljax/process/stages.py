@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rljax.process.signals import require_no_stop
 
-SECONDS = 3.0  # that a stage takes before it is said
+SECONDS = 8.0  # that a stage takes before it is said: a command that is silent for 10 looks hung
 
 log = logging.getLogger(__name__)
 

@@ -217,9 +217,7 @@ _MORE = {  # what one key can't say
 
 _PREFIX = "actor_rollout_ref."  # which verl's names above leave out
 _SECTIONS = {
-    **dict.fromkeys(
-        ("algo", "ckpt", "ds", "eval", "logger", "train"), "OpenRLHF"
-    ),  # not vllm: an engine may be that
+    **dict.fromkeys(("algo", "ckpt", "ds", "eval", "logger", "train"), "OpenRLHF"),  # not vllm: an engine may be that
     **dict.fromkeys((_PREFIX[:-1], *(name.partition(".")[0] for name in VERL if "." in name)), "verl"),
 }
 

@@ -261,6 +261,7 @@ def test_a_script_is_told_what_the_log_has_and_its_logging_is_as_before(config, 
         rljax.train(config, workdir=tmp_path / "run", reward=lambda prompt, completion: 1.0)
     said = capsys.readouterr().err.splitlines()
     assert said == of_the_log(tmp_path / "run")
+    said = [line for line in said if not line.endswith(" ...")]  # of the stages, on a busy machine
     assert [line.partition(":")[0] for line in said[:6]] == ["warning", "run", "model", "data", "steps", "devices"]
 
 

@@ -98,13 +98,14 @@ def test_run_directory_is_whole(uninterrupted):
 
 def test_a_run_says_what_it_is_and_a_start_that_fails_changes_no_record(uninterrupted, tmp_path):
     said = [line.split(" ", 3)[2:] for line in (uninterrupted / "log.txt").read_text().splitlines()]
+    said = [(level, text) for level, text in said if not text.endswith(" ...")]  # of the stages, on a busy machine
     assert [(level, text.partition(":")[0]) for level, text in said[:5]] == [
         *(("INFO", name) for name in ("run", "model", "data", "steps", "devices"))
     ]
     told = dict(text.split(": ", 1) for _, text in said[:5])
     assert told["run"] == str(uninterrupted.resolve()) and "0.9049M parameters" in told["model"]
     assert told["steps"] == "4 warm-up steps, 30 steps of 4 prompts x 4 samples" and told["devices"] == "fake:d1"
-    assert said[-1] == ["INFO", "finished at step 34"]
+    assert said[-1] == ("INFO", "finished at step 34")
     again = tmp_path / "again"
     shutil.copytree(uninterrupted, again)
     code, _, err = train(again, SYNCHRONOUS, "--config.reward.name=no_such_module:f", "--config.total_train_steps=40")
