@@ -38,6 +38,7 @@ def load(
     attention: Attention = XlaAttention(),
     unroll: bool = False,
     describe: bool = False,
+    check_numbers: bool = True,
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Graph definition and parameters of a model directory, sharded over `mesh` as they are read.
 
@@ -48,6 +49,7 @@ def load(
       precise, attention, unroll: see `Transformer`.
       describe: shapes, dtypes and shardings in the place of arrays, to compile for devices that are
         not there; of the directory, config.json alone is read.
+      check_numbers: refuse weights with NaN or infinity.
 
     Raises:
       UserError: no such directory, no config.json, a model that is not implemented, a tensor that
@@ -64,7 +66,7 @@ def load(
     stored = jnp.dtype(param_dtype)
     if describe:
         return graphdef, nested({p.path: jax.ShapeDtypeStruct(p.shape, stored, sharding=placed[p]) for p in placed})
-    reader = WeightReader(directory)
+    reader = WeightReader(directory, check_numbers=check_numbers)
     reader.check(spec)
     return graphdef, nested({p.path: _read(p, reader, placed[p], stored) for p in placed})
 

@@ -337,7 +337,7 @@ def test_a_field_to_train_on_is_looked_for_in_every_record_before_anything_start
 
 @pytest.mark.parametrize(("own", "limit", "passes"), [(True, 50, 1), (False, 50, 3), (True, 49, 3)])
 def test_prompts_of_a_task_are_made_once_and_are_still_the_callers_own(own, limit, passes, monkeypatch):
-    """Not by a users' format, which may draw at random, and not of a task that is too large."""
+    """Makes them anew for a user's format, which may draw at random, and for a task too large."""
     made = Counter()
 
     def form(record, where):

@@ -48,7 +48,7 @@ def test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone(tmp
 
 
 def test_a_number_that_is_not_finite_is_told_before_a_run(tmp_path):
-    """Of a model that is whole otherwise; without it, the check says that all were read."""
+    """Takes a model that is whole otherwise; without that number, check says that all were read."""
     model_dir = make_model(tmp_path / "model")
     flags = (("actor.path", model_dir), ("actor.init_from_scratch", False))
     records = [{"prompt": "1+1=", "answer": "2"}]

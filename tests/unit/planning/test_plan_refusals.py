@@ -141,7 +141,7 @@ def test_one_device_is_not_several(devices, words):
 
 
 def test_a_sampler_on_the_host_takes_no_gpu():
-    """As one elsewhere, whose learner has the same devices."""
+    """Plans it as a sampler elsewhere, whose learner has the same devices."""
     mode, host = "sglang:d4+fsdp:f4", {"sglang.device": "cpu"}
     with pytest.raises(UserError, match="needs 8 devices, and h100:4 has 4"):
         plan_of(mode, topology="h100:4")

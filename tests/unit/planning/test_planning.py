@@ -230,7 +230,7 @@ def test_a_learner_of_several_micro_batches_is_as_large_as_measured_on_one_gpu_a
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_micro_batch_is_planned_as_the_learner_cuts_it(ranks, rows, trained):
-    """Of the last rank of a context group, and a trajectory that fills its row."""
+    """The last rank of a context group counts, with a trajectory that fills its row."""
     length = 1024
     batch = full_batch(8 * rows, length)
     keep = np.zeros((8 * rows, length), bool)

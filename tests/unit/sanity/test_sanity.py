@@ -165,7 +165,7 @@ OPENED = TURNS + "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
 
 
 def test_records_that_keep_their_own_system_message_are_counted_with_the_first_place():
-    """Not those whose message is the prompt of the section, as if it had been added to them."""
+    """Leaves out those whose message is the section's prompt, as if it had been added to them."""
     said = ("Be long.", None, "Be brief.", "Be long.")
 
     def turns(system):
@@ -187,7 +187,7 @@ def test_records_that_keep_their_own_system_message_are_counted_with_the_first_p
 
 
 def test_a_start_tells_of_system_prompts_that_records_keep_out(model, tmp_path):
-    """Of training and of each validation set, by its own section."""
+    """Covers training and each validation set, by its own section."""
     own = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
     sets = {}
     for name in ("train", "held"):
