@@ -2,6 +2,8 @@
 
 cli.py                the command `rljax`, whose words are the binaries
 main.py               what all of them share: flags that name a config, errors as one line
+command_help.py       what --help shows; error_lines.py, the lines
+recording.py          status and log of a run that ends
 library.py            `rljax.train`, for programs and notebooks
 worker.py             rollout.py with --attach
 replay_step.py        replay.py with --step; recorded_run.py opens the run

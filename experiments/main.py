@@ -13,7 +13,6 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging as standard_logging
 import os
@@ -29,13 +28,12 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, PluginFailed, RankFailed, TooManyFailures, UserError
-from rljax.experiments import screen
+from rljax.experiments import command_help, error_lines, screen
 from rljax.process import frames, interpreter
-from rljax.process.signals import Stopped, command_ends, end_on_signals, last_words
+from rljax.process.signals import Stopped, command_ends, end_on_signals
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
-    from rljax.sinks.run_directory import RunDirectory
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags defined here belong to the calling binary and appear in its --help
@@ -50,9 +48,6 @@ EXTRAS = {  # package -> extra that has it
     "PIL": "vision",
 }
 FROM_SCRATCH = "the model from scratch (actor.init_from_scratch)"
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-_FULL = os.strerror(errno.ENOSPC)
-
 _overrides: list[tuple[str, str | None]] = []  # of this process's command line, in order; None without a value
 _arguments: list[str] = []  # its positional arguments
 
@@ -210,9 +205,9 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
             os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left to be flushed at exit
         sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
-        if not _is_no_space(error):
+        if not error_lines.is_no_space(error):
             raise
-        _fail(_no_space_line(error))
+        _fail(error_lines.no_space_line(error))
     except Stopped as stopped:
         command_ends(str(stopped))
         _fail(str(stopped), 128 + stopped.number)
@@ -238,20 +233,6 @@ def _has_no_reader() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _is_no_space(error: Exception) -> bool:
-    """Returns whether an error means that the disk is full.
-
-    Libraries in C++ and Rust (safetensors, tensorstore) raise exceptions of their own for it, with
-    the system's message in their text.
-    """
-    return _FULL in str(error) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
-
-
-def _no_space_line(error: Exception) -> str:
-    where = getattr(error, "filename", None) or "disk"
-    return f"{where}: {_FULL} (free some, and run the same command again to go on)"
-
-
 def _fail(message: str, status: int = 1) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
@@ -263,7 +244,7 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
     Raises UserError for unknown ones.
     """
     if _HELP & set(argv[1:]):
-        print(_help(), flush=True)
+        print(command_help.text(), flush=True)
         sys.exit(0)
     rest = _take_overrides(argv)
     try:
@@ -278,48 +259,6 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
         standard_logging.getLogger("rljax").setLevel(standard_logging.INFO)  # what this package says is said
     return left
-
-
-def _help() -> str:
-    """Returns the binary's docstring and its flags.
-
-    Commands in them are written like the one that started it.
-    """
-    command = _command()
-    parts = [f"usage: {command} [flags]", (sys.modules["__main__"].__doc__ or "").strip()]
-    if flags_help := FLAGS.main_module_help().strip().removeprefix(f"{sys.argv[0]}:"):
-        parts.append(f"flags:{flags_help}")
-    text = "\n\n".join(parts)
-    return _installed(text) if command.startswith("rljax ") else text
-
-
-def _command() -> str:
-    """Returns the command that starts this binary again.
-
-    `python -m experiments.bench.packing` in a checkout, else `rljax bench packing`.
-    """
-    spec = sys.modules["__main__"].__spec__
-    if spec is None:  # started as a file, not as a module
-        return sys.argv[0]
-    return f"python -m {spec.name}" if spec.name.startswith("experiments.") else _short(spec.name)
-
-
-def _short(module: str) -> str:
-    """Converts a module, as experiments.bench.packing, to its command, `rljax bench packing`.
-
-    The module may also be rljax.experiments.bench.packing.
-    """
-    return " ".join(["rljax", *module.partition("experiments.")[2].split(".")])
-
-
-def _installed(text: str) -> str:
-    """Rewrites a checkout's commands and configs as they are named in an installed rljax."""
-
-    def installed(match: re.Match[str]) -> str:
-        return f"-m rljax.{match[2]}" if match[1] == "-m " else _short(match[2])  # -m by itself: under torchrun
-
-    text = re.sub(r"(python -m |-m )?(?<!\.)\b(experiments(?:\.[a-z_]+)+)", installed, text)
-    return re.sub(r"--config=configs/([\w/]+)\.py", r"--config=\1", text)
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:
@@ -337,72 +276,3 @@ def _take_overrides(argv: Sequence[str]) -> list[str]:
             value = argv[next(arguments)]
         _overrides.append((key, value))
     return rest
-
-
-@contextlib.contextmanager
-def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
-    """Records an error that ends the run in status.json, in one line, and raises it again.
-
-    What is said on the screen until then is in log.txt too. Meanwhile status.json is touched, so
-    that a process that was killed is told from one that lives.
-
-    Args:
-      max_log_mb: size of log.txt and log.txt.1, the part before it, together.
-    """
-    from rljax.process.liveness import beating
-
-    handler = _log_to(run.path / "log.txt", max_log_mb << 19)
-    told = contextlib.ExitStack()
-    told.enter_context(last_words(functools.partial(_stopped, run, handler)))
-    try:
-        with beating(run.status):
-            yield
-    except KeyboardInterrupt as error:  # before the first step or after the last one, or a second signal
-        _stopped(run, handler, str(error) or "interrupted")
-        raise
-    except BaseException as error:
-        if not isinstance(error, SystemExit) or error.code not in (0, None):
-            reason = _reason(error)
-            with contextlib.suppress(UserError):  # the disk itself may have failed; raise the first error
-                run.fail(" ".join(reason.split()))
-            _write(handler, reason)
-        raise
-    finally:
-        standard_logging.getLogger().removeHandler(handler)
-        told.close()
-        handler.close()
-        run.close()
-
-
-def _stopped(run: RunDirectory, handler: standard_logging.Handler, line: str) -> None:
-    """Records that a signal has ended a run."""
-    with contextlib.suppress(UserError):
-        run.stop()
-    _write(handler, line)
-
-
-def _reason(error: BaseException) -> str:
-    """Returns what the screen says of an error that ends a run; of a bug its type and message."""
-    if isinstance(error, UserError | TooManyFailures | RankFailed | GuardrailError):
-        return str(error)
-    if isinstance(error, Exception) and _is_no_space(error):
-        return _no_space_line(error)
-    return f"{type(error).__name__}: {error}"
-
-
-def _write(handler: standard_logging.Handler, line: str) -> None:
-    """Writes an error that the screen shows in its own way to the log of the run alone."""
-    handler.handle(standard_logging.makeLogRecord({"levelno": standard_logging.ERROR, "levelname": "ERROR", "msg": line}))
-
-
-def _log_to(path: Path, part_bytes: int) -> standard_logging.Handler:
-    """Appends what is logged from now on to a file. Raises UserError if it can't be written."""
-    from logging.handlers import RotatingFileHandler
-
-    try:
-        handler = RotatingFileHandler(path, maxBytes=part_bytes, backupCount=1, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--workdir: cannot write {path}: {error.strerror}") from None
-    handler.setFormatter(standard_logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    standard_logging.getLogger().addHandler(handler)
-    return handler

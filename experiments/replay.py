@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from rljax.errors import UserError
-from rljax.experiments import main
+from rljax.experiments import main, recording
 
 if TYPE_CHECKING:
     from rljax.config.schema import Config
@@ -100,7 +100,7 @@ def train_on_batches(config: Config) -> None:
     batches = _load_batches()
     run = RunDirectory(workdir)
     with (
-        main.recorded(run, config.stats_logger.max_log_mb),
+        recording.recorded(run, config.stats_logger.max_log_mb),
         multiprocess.Leader(process, processes, config, run.path, run.fail) as leader,
     ):
         if run.holds_a_run:

@@ -18,7 +18,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from rljax.experiments import main
+from rljax.experiments import main, recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     directory = RunDirectory(workdir)
     limit, report = config.recover.hang_timeout, directory.path / "hang.txt"
     with (
-        main.recorded(directory, config.stats_logger.max_log_mb),
+        recording.recorded(directory, config.stats_logger.max_log_mb),
         Watchdog(limit, report, directory.fail, status=directory.status, starting=True) as watchdog,
     ):
         directory.begin(config)

@@ -139,7 +139,7 @@ GOES_IN = (
         WRITTEN,
         ("experiments/main.py", 'standard_logging.getLogger("rljax").setLevel(standard_logging.INFO)', "pass"),
         (
-            "experiments/main.py",
+            "experiments/recording.py",
             'handler = _log_to(run.path / "log.txt", max_log_mb << 19)',
             'handler = _log_to(Path("/dev/null"), 1)',
         ),

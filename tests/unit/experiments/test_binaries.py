@@ -17,7 +17,7 @@ import pytest
 from safetensors import SafetensorError
 
 from rljax.errors import PluginFailed, TooManyFailures, UserError
-from rljax.experiments import main
+from rljax.experiments import main, recording
 from rljax.sinks import RunState
 from rljax.sinks.run_directory import RunDirectory
 
@@ -159,7 +159,7 @@ def test_overrides_are_taken_out_of_the_command_line(argv, overrides, rest):
 def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_path):
     for error, expected in [(UserError("x: wrong"), "x: wrong"), (ValueError("two\nlines"), "ValueError: two lines")]:
         run = RunDirectory(tmp_path)
-        with pytest.raises(type(error)), main.recorded(run, 1):
+        with pytest.raises(type(error)), recording.recorded(run, 1):
             raise error
         again = RunDirectory(tmp_path)
         assert (again.read_status().state, again.read_status().error) == (RunState.FAILED, expected)
@@ -177,7 +177,7 @@ def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_
 )
 def test_the_screen_and_the_status_say_the_same_of_an_end(tmp_path, capfd, error):
     run = RunDirectory(tmp_path)
-    with pytest.raises(type(error)), main.recorded(run, 1):
+    with pytest.raises(type(error)), recording.recorded(run, 1):
         raise error
     assert _status_of(error, capfd) == (1, f"error: {run.read_status().error}\n")
 
@@ -194,13 +194,13 @@ def test_a_worker_waits_for_a_number_of_seconds(value, is_taken):
 
 def test_recorded_leaves_a_run_that_ends_well_alone(tmp_path):
     run = RunDirectory(tmp_path)
-    with main.recorded(run, 1):
+    with recording.recorded(run, 1):
         pass
     assert not (tmp_path / "status.json").exists()
 
 
 def test_recorded_bounds_the_log_and_keeps_its_end(tmp_path):
-    with main.recorded(RunDirectory(tmp_path), 1):
+    with recording.recorded(RunDirectory(tmp_path), 1):
         for number in range(30):
             logging.getLogger("rljax").warning("%d %s", number, "x" * 100_000)
     parts = [tmp_path / "log.txt.1", tmp_path / "log.txt"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rljax.experiments import cli, main
+from rljax.experiments import cli, command_help
 from rljax.process import interpreter
 from tests.unit.experiments.test_binaries import HEAVY
 from tests.unit.test_bazel import is_program
@@ -107,7 +107,7 @@ def test_commands_of_a_checkout_are_told_as_those_of_an_install():
         "rljax.experiments.bench.curves and our_experiments.train": "rljax.experiments.bench.curves and our_experiments.train",
         "--config=mine/configs/x.py": "--config=mine/configs/x.py",
     }.items():
-        assert main._installed(text) == expected
+        assert command_help.installed(text) == expected
 
 
 @pytest.mark.parametrize("module", ["experiments.train", "rljax.experiments.check", "rljax"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rljax.experiments import main
+from rljax.experiments import recording
 from rljax.process.signals import STOP_SIGNALS, Stopped, command_ends, end_on_signals, on_stop_signal
 from rljax.sinks.run_directory import RunDirectory
 
@@ -29,7 +29,7 @@ def handlers():
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_before_the_first_step_stops_the_run_in_one_line(tmp_path, number):
     run = RunDirectory(tmp_path)
-    with pytest.raises(Stopped, match=f"^stopped by {number.name}$") as stopped, main.recorded(run, 1):
+    with pytest.raises(Stopped, match=f"^stopped by {number.name}$") as stopped, recording.recorded(run, 1):
         os.kill(os.getpid(), number)
     assert stopped.value.number == number
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
@@ -72,7 +72,7 @@ def run_python(program, *, cwd=None):
 PROGRAM = """
 import asyncio, gc, os, signal, sys, threading, time
 from pathlib import Path
-from rljax.experiments import main
+from rljax.experiments import main, recording
 from rljax.process.signals import end_on_signals, on_stop_signal
 from rljax.sinks.run_directory import RunDirectory
 sys.argv[1:] = []
@@ -122,7 +122,7 @@ def run():
         threading.main_thread().join()
         print("waited for")
     threading.Thread(target=wait).start()
-    with main.recorded(RunDirectory(Path("run")), 1):
+    with recording.recorded(RunDirectory(Path("run")), 1):
         try:
             send()
         finally:
