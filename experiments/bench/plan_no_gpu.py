@@ -98,7 +98,7 @@ def counted(case: Case) -> tuple[float, Mapping[str, float]]:
 def _compiled(config: Config, pool: Pool, directory: Path, batch: Batch, topology: str) -> float:
     import jax
 
-    from rljax.engines.jax.topology import QUICK, compile_target, learner_targets, topology_devices
+    from rljax.engines.jax.planning.topology import QUICK, compile_target, learner_targets, topology_devices
 
     jax.config.update("jax_platforms", "cpu")  # the compiler alone; JAX would look for a GPU
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a device can't be read back without one

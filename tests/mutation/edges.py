@@ -148,7 +148,7 @@ EDGES = (
     *(
         _at(CERTIFICATE, f"engines/{file}", f"{before}config.gconfig.temperature", f"{before}config.gconfig.top_p")
         for file, before in (
-            ("jax/functions.py", "self._temperature = logit_rows_of(config, policy.spec, policy.mesh), "),
+            ("jax/learning/functions.py", "self._temperature = logit_rows_of(config, policy.spec, policy.mesh), "),
             ("cuda/learner.py", "temperature = self._"),
             ("cuda/learner.py", "1.0 if self._sft else self._"),
         )

@@ -26,10 +26,10 @@ from rljax.config.allocation import Pool
 from rljax.engine import find_plugin
 from rljax.engines.cuda.footprint import Cut
 from rljax.engines.cuda.rows import micro_batches
-from rljax.engines.jax.cache_size import shard_bytes
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.policy import Policy
-from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.learning.policy import Policy
+from rljax.engines.jax.sampling.cache_size import shard_bytes
+from rljax.engines.jax.sampling.programs import Programs
 from rljax.errors import UserError
 from rljax.experiments.bench.plan_cases import learners, samplers
 from rljax.experiments.bench.several.planned import learner_gb

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
 from rljax.engines.cuda.learner import TorchLearner
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
 from rljax.testing.learner_batches import assert_means_close, config_of, episodes, first_fit, pack

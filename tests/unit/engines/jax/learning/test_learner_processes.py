@@ -12,9 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from rljax.engine.rank import LOOPBACK, ProcessRank, free_port
-from tests.unit.engines.jax.sharded_learner import make_model
+from tests.unit.engines.jax.learning.sharded_learner import make_model
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 TOLERANCE = {"metric": 1e-5, "gradient": 1e-7, "parameter": 1e-6, "published": 1e-6}  # sums over hosts in another order
 VOCABULARY = 61
 
@@ -24,7 +24,7 @@ def run(directory: Path, mesh: str, processes: int, devices: int) -> dict[str, n
     make_model(directory / "model", VOCABULARY)
     coordinator = f"{LOOPBACK}:{free_port(LOOPBACK)}"
     common = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.unit.engines.jax.process_learner", str(VOCABULARY), str(directory), mesh]
+    command = [sys.executable, "-m", "tests.unit.engines.jax.learning.process_learner", str(VOCABULARY), str(directory), mesh]
     started = []
     for rank in range(processes):
         place = ProcessRank(rank, processes, rank, processes, LOOPBACK, 0, "test", coordinator)

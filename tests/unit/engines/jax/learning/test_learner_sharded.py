@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 TOLERANCE = {"score": 1e-5, "after": 5e-5, "metric": 1e-4, "gradient": 1e-6, "parameter": 2e-5}  # float32
 
 
 def run(vocabulary: int, meshes: list[str], out: Path) -> dict[str, dict[str, np.ndarray]]:
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.unit.engines.jax.sharded_learner", str(vocabulary), str(out), *meshes]
+    command = [sys.executable, "-m", "tests.unit.engines.jax.learning.sharded_learner", str(vocabulary), str(out), *meshes]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, np.ndarray]] = {}

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from rljax.engine import WeightSource
-from rljax.engines.jax.orders import HALT, ORDER, START, Decoded
-from rljax.engines.jax.programs import Programs
-from rljax.engines.jax.slots import SlotTable, Tenant, Work
+from rljax.engines.jax.sampling.orders import HALT, ORDER, START, Decoded
+from rljax.engines.jax.sampling.programs import Programs
+from rljax.engines.jax.sampling.slots import SlotTable, Tenant, Work
 from rljax.errors import SamplerError
 from rljax.types import Completion, Finish
 

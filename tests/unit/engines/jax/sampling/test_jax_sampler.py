@@ -20,7 +20,7 @@ from flax import nnx
 from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
 from rljax.engine import WeightsInDirectory, WeightsInMemory
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.engines.jax.scoring import scorer_of
 from rljax.errors import SamplerError, UserError
 from rljax.hf.spec import ModelSpec
@@ -392,9 +392,9 @@ import numpy as np
 from rljax.config.allocation import Pool
 from rljax.engine import WeightsInDirectory, WeightsInMemory
 from rljax.errors import UserError
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.testing.models import config_of
-from tests.unit.engines.jax.test_jax_sampler import MESH_REQUESTS, generate, requests_of
+from tests.unit.engines.jax.sampling.test_jax_sampler import MESH_REQUESTS, generate, requests_of
 
 first, second = map(Path, sys.argv[1:])
 requests = requests_of(*MESH_REQUESTS[0], **MESH_REQUESTS[1])
@@ -419,7 +419,7 @@ print(json.dumps(results))
 
 
 def test_meshes_of_eight_devices_give_the_tokens_of_one(models):
-    root = Path(__file__).resolve().parents[4]
+    root = Path(__file__).resolve().parents[5]
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",

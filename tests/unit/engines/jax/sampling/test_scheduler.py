@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljax.engine import WeightsInMemory, WeightSource
-from rljax.engines.jax import scheduler as scheduler_module
-from rljax.engines.jax.orders import HALT, START, Decoded
-from rljax.engines.jax.scheduler import PATIENCE, Scheduler
-from rljax.engines.jax.slots import Work
+from rljax.engines.jax.sampling import scheduler as scheduler_module
+from rljax.engines.jax.sampling.orders import HALT, START, Decoded
+from rljax.engines.jax.sampling.scheduler import PATIENCE, Scheduler
+from rljax.engines.jax.sampling.slots import Work
 from rljax.types import Finish, Request, SamplingParams
 
 VOCABULARY, STOP, SLOTS, CONTEXT, STEPS, PAGE = 7, 6, 4, 64, 4, 8

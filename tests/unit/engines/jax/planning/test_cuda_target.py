@@ -5,8 +5,8 @@ import importlib.metadata
 import pytest
 
 from rljax.chips import CHIPS, GPU, Topology
-from rljax.engines.jax import hlo
-from rljax.engines.jax.cuda_target import GPUS, cuda_devices, target_config
+from rljax.engines.jax.planning import hlo
+from rljax.engines.jax.planning.cuda_target import GPUS, cuda_devices, target_config
 from rljax.errors import UserError
 
 

@@ -5,7 +5,7 @@ every token.
 import numpy as np
 import pytest
 
-from rljax.engines.jax.stop_strings import StopStrings
+from rljax.engines.jax.sampling.stop_strings import StopStrings
 
 
 class Bytes:

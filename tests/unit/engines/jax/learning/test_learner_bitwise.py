@@ -8,7 +8,7 @@ import pytest
 
 from rljax.config.allocation import Allocation, Pool
 from rljax.engine import ExportToSampler
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.engines.jax.plugin import PLUGIN
 from rljax.engines.jax.scoring import ROWS_PER_SHARD, bitwise_scorer, scorer_of
 from rljax.engines.jax.tuning import logit_rows_of

@@ -6,8 +6,8 @@ Followed by replaying what it orders.
 import numpy as np
 import pytest
 
-from rljax.engines.jax.pages import ROOT, PagePool
-from rljax.engines.jax.slots import COPY_AT_LEAST, SlotTable, Work
+from rljax.engines.jax.sampling.pages import ROOT, PagePool
+from rljax.engines.jax.sampling.slots import COPY_AT_LEAST, SlotTable, Work
 from rljax.types import Request, SamplingParams
 
 SHAPES = [(1, 8), (4, 16), (2, 32)]

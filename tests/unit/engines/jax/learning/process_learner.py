@@ -1,7 +1,7 @@
 """One of the processes of a learner: as sharded_learner, then a checkpoint and both kinds of
 export by all processes together.
 
-python -m tests.unit.engines.jax.process_learner VOCABULARY DIRECTORY MESH, its place in the
+python -m tests.unit.engines.jax.learning.process_learner VOCABULARY DIRECTORY MESH, its place in the
 environment
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 from rljax.backends.jax.multihost import leave, together
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
-from rljax.engines.jax.distributed import join
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.distributed import join
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing.learner_batches import config_of
-from tests.unit.engines.jax.sharded_learner import SETTINGS, batch_of, flat, pool, step
+from tests.unit.engines.jax.learning.sharded_learner import SETTINGS, batch_of, flat, pool, step
 
 
 def adapted(mesh: str, model: Path, directory: Path, vocabulary: int) -> dict[str, np.ndarray]:

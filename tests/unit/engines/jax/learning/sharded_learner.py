@@ -1,7 +1,7 @@
 """Run in a process of its own with 8 forced host devices: one step of the learner on each mesh,
 and results in an .npz file.
 
-python -m tests.unit.engines.jax.sharded_learner VOCABULARY OUT.npz d1 f2t2 ...
+python -m tests.unit.engines.jax.learning.sharded_learner VOCABULARY OUT.npz d1 f2t2 ...
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from rljax.backends.jax.multihost import fetch
 from rljax.config.allocation import Pool
 from rljax.config.schema import ModelConfig
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.hf import init_directory
 from rljax.testing.learner_batches import config_of, episodes, first_fit, pack, untimed
 

@@ -15,8 +15,8 @@ from rljax.backends.jax.multihost import put
 from rljax.backends.jax.objective import value_objective
 from rljax.backends.jax.sharding import replicated
 from rljax.config.schema import Config
-from rljax.engines.jax.phase import Phase
-from rljax.engines.jax.policy import MASTER, Policy
+from rljax.engines.jax.learning.phase import Phase
+from rljax.engines.jax.learning.policy import MASTER, Policy
 from rljax.engines.jax.rows import Rows
 from rljax.metrics.mean import Mean
 

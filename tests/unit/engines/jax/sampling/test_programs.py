@@ -7,10 +7,10 @@ import pytest
 
 from rljax.backends.jax.decode_attention.xla import Xla
 from rljax.backends.jax.sharding import single_device_mesh
-from rljax.engines.jax.cache_size import pages_per_shard
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.hlo import large_operations
-from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.planning.hlo import large_operations
+from rljax.engines.jax.sampling.cache_size import pages_per_shard
+from rljax.engines.jax.sampling.programs import Programs
 from rljax.errors import UserError
 from rljax.testing.models import config_of, make_model
 
@@ -82,7 +82,7 @@ def test_the_cache_has_room_for_every_slot_or_for_what_it_is_told():
 
 def test_the_cache_takes_its_share_of_the_memory_that_is_free(monkeypatch):
     page = 2 * 2 * KV_HEADS * PAGE * HEAD_DIM * 2
-    monkeypatch.setattr("rljax.engines.jax.cache_size.memory_of", lambda device: 100 * page)
+    monkeypatch.setattr("rljax.engines.jax.sampling.cache_size.memory_of", lambda device: 100 * page)
     assert pages(cache_memory_fraction=0.5) == 50
     with pytest.raises(UserError, match=r"jax.cache_memory_fraction: room for 160 tokens, .*jax.context_length=256 needs 256"):
         pages(cache_memory_fraction=0.1)

@@ -11,7 +11,14 @@ import jax
 from rljax.chips import Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engines.jax.topology import QUICK, OutOfMemory, compile_target, learner_targets, sampler_targets, topology_devices
+from rljax.engines.jax.planning.topology import (
+    QUICK,
+    OutOfMemory,
+    compile_target,
+    learner_targets,
+    sampler_targets,
+    topology_devices,
+)
 from rljax.planning.planner import Chosen, every
 from rljax.planning.program import Program
 

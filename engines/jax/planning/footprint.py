@@ -92,14 +92,14 @@ class JaxPlanner:
         return _sampler(job, self.usable(job.chip))
 
     def require_compiler(self, topology: Topology) -> None:
-        from rljax.engines.jax.compile_only import devices_of
+        from rljax.engines.jax.planning.compile_only import devices_of
 
         devices_of(topology)
 
     def programs(
         self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
-        from rljax.engines.jax.compile_only import programs
+        from rljax.engines.jax.planning.compile_only import programs
 
         return programs(side, config, pool, topology, model_dir, chosen)
 

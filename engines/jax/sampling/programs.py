@@ -37,11 +37,11 @@ from rljax.backends.jax.sampling import sample
 from rljax.backends.jax.sharding import BATCH, constrain, replicated, shardings
 from rljax.config.schema import Config
 from rljax.engine import WeightsInDirectory, WeightsInMemory, WeightSource
-from rljax.engines.jax.cache_size import pages_per_shard
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.orders import ORDER, Decoded, DecodeState, advance, apply_orders, empty_state
-from rljax.engines.jax.pages import columns
-from rljax.engines.jax.slots import Chunk, Copy
+from rljax.engines.jax.sampling.cache_size import pages_per_shard
+from rljax.engines.jax.sampling.orders import ORDER, Decoded, DecodeState, advance, apply_orders, empty_state
+from rljax.engines.jax.sampling.pages import columns
+from rljax.engines.jax.sampling.slots import Chunk, Copy
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 

@@ -13,7 +13,7 @@ from rljax.backends.jax.cached import empty_cache
 from rljax.backends.jax.decode_attention import DecodeAttention
 from rljax.backends.jax.mesh import first_device, row_shards
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.pages import columns
+from rljax.engines.jax.sampling.pages import columns
 from rljax.engines.jax.tuning import memory_of
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec

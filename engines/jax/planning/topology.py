@@ -31,13 +31,13 @@ from rljax.batching.full import full_batch
 from rljax.chips import GPU, Topology
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engines.jax import hlo
-from rljax.engines.jax.cache_size import shard_bytes
-from rljax.engines.jax.cuda_target import cuda_devices
-from rljax.engines.jax.functions import Functions
-from rljax.engines.jax.policy import Policy
-from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.learning.functions import Functions
+from rljax.engines.jax.learning.policy import Policy
+from rljax.engines.jax.planning import hlo
+from rljax.engines.jax.planning.cuda_target import cuda_devices
 from rljax.engines.jax.rows import micro_batches
+from rljax.engines.jax.sampling.cache_size import shard_bytes
+from rljax.engines.jax.sampling.programs import Programs
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models
 from rljax.testing.learner_batches import config_of, episodes, first_fit, pack

@@ -32,15 +32,16 @@ from rljax.config.schema import Config, OptimizerConfig
 from rljax.engine import ExportTarget, ExportToSampler, PortableState, WeightsInDirectory, WeightsInMemory, WeightSource
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
-from rljax.engines.jax import FORMAT, state
+from rljax.engines.jax import FORMAT
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.critic import Critic
-from rljax.engines.jax.functions import Functions
-from rljax.engines.jax.phase import Phase
-from rljax.engines.jax.policy import Policy
+from rljax.engines.jax.learning import state
+from rljax.engines.jax.learning.critic import Critic
+from rljax.engines.jax.learning.functions import Functions
+from rljax.engines.jax.learning.phase import Phase
+from rljax.engines.jax.learning.policy import Policy
+from rljax.engines.jax.learning.teacher import Teacher
 from rljax.engines.jax.rows import MicroBatches, Rows, micro_batches, one_a_row
 from rljax.engines.jax.scoring import scorer_of
-from rljax.engines.jax.teacher import Teacher
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.metrics.guardrails import UpdateBound, update_bounds

@@ -17,12 +17,12 @@ from rljax.config.allocation import Pool
 from rljax.config.schema import Config
 from rljax.engine import Sampler, WeightSource
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.orders import MAX_STOP_IDS
-from rljax.engines.jax.programs import Programs
-from rljax.engines.jax.scheduler import SamplerStats, Scheduler
+from rljax.engines.jax.sampling.orders import MAX_STOP_IDS
+from rljax.engines.jax.sampling.programs import Programs
+from rljax.engines.jax.sampling.scheduler import SamplerStats, Scheduler
+from rljax.engines.jax.sampling.slots import Work
+from rljax.engines.jax.sampling.stop_strings import StopStrings
 from rljax.engines.jax.scoring import scorer_of
-from rljax.engines.jax.slots import Work
-from rljax.engines.jax.stop_strings import StopStrings
 from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Completion, Piece, Request

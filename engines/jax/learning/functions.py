@@ -9,7 +9,7 @@ from rljax.backends.jax.forward import target_logprobs, target_objective
 from rljax.backends.jax.model import Transformer
 from rljax.backends.jax.objective import policy_objective
 from rljax.config.schema import Config
-from rljax.engines.jax.policy import Policy, Tree
+from rljax.engines.jax.learning.policy import Policy, Tree
 from rljax.engines.jax.rows import Rows
 from rljax.engines.jax.tuning import logit_rows_of
 from rljax.objective.spec import Objective

@@ -19,7 +19,7 @@ from rljax.backends.jax.parameters import parameters
 from rljax.backends.jax.portable import from_hf, to_hf
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.testing import models

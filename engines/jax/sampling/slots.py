@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.backends.jax.decode_attention import Groups, find_groups
-from rljax.engines.jax.pages import ROOT, PagePool, columns
-from rljax.engines.jax.stop_strings import StopStrings
+from rljax.engines.jax.sampling.pages import ROOT, PagePool, columns
+from rljax.engines.jax.sampling.stop_strings import StopStrings
 from rljax.types import Completion, Finish, Piece, Request
 
 DISPATCH = 64  # what a prefill dispatch costs beside its tokens, in tokens

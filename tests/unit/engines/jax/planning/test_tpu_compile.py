@@ -8,9 +8,9 @@ import pytest
 from rljax.backends.jax.sharding import single_device_mesh
 from rljax.chips import GIB, Topology, chip_of
 from rljax.config.allocation import Pool
-from rljax.engines.jax import hlo, topology
-from rljax.engines.jax.learner import JaxLearner
-from rljax.engines.jax.programs import Programs
+from rljax.engines.jax.learning.learner import JaxLearner
+from rljax.engines.jax.planning import hlo, topology
+from rljax.engines.jax.sampling.programs import Programs
 from rljax.engines.jax.tuning import remat_of
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
