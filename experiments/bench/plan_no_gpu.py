@@ -89,7 +89,7 @@ def counted(case: Case) -> tuple[float, Mapping[str, float]]:
         batch = case.rows.batch(write_config(Path(directory), case.shape).vocab_size)
         if pool.engine == "jax":
             return _compiled(config, pool, Path(directory), batch, _place(case)), {}
-        from rljax.engines.cuda.without_data import components, update_memory
+        from rljax.engines.cuda.planning.without_data import components, update_memory
 
         memory = update_memory(config, pool, Path(directory), batch)
         return float(memory.peak), components(memory.at_peak)

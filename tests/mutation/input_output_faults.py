@@ -358,9 +358,9 @@ COMES_OUT = (
     ),
     *_seen_by(
         "out: what rounding eats of an update is not said",
-        f"-m slow {UNIT}/engines/cuda/test_torch_learner.py::test_both_learners_tell_what_rounding_takes_of_an_update",
+        f"-m slow {UNIT}/engines/cuda/learning/test_torch_learner.py::test_both_learners_tell_what_rounding_takes_of_an_update",
         (
-            "engines/cuda/learner.py",
+            "engines/cuda/learning/learner.py",
             "return phase.step(loss, cut) | {ROUNDED_AWAY: before.rounded_away()}",
             "return phase.step(loss, cut)",
         ),

@@ -52,6 +52,7 @@ def test_every_arrow_of_the_table_is_there():
 # Rooms of an engine, with those that each imports; what stands beside them is everyone's, and its plugin imports all.
 ENGINE_ROOMS = {
     "jax": {"sampling": (), "learning": (), "planning": ("learning", "sampling")},
+    "cuda": {"transports": (), "learning": ("transports",), "planning": ("learning",)},
 }
 
 

@@ -24,8 +24,8 @@ from rljax.chips import CHIPS, GIB, Topology, chip_of
 from rljax.config import checks, io
 from rljax.config.allocation import Pool
 from rljax.engine import find_plugin
-from rljax.engines.cuda.footprint import Cut
-from rljax.engines.cuda.rows import micro_batches
+from rljax.engines.cuda.learning.rows import micro_batches
+from rljax.engines.cuda.planning.footprint import Cut
 from rljax.engines.jax.config import JaxConfig
 from rljax.engines.jax.learning.policy import Policy
 from rljax.engines.jax.sampling.cache_size import shard_bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rljax.config.allocation import Allocation
 from rljax.config.schema import Config
 from rljax.engine import ExportToSampler, Sender, WeightsBroadcast, WeightSource
-from rljax.engines.cuda.buckets import BUCKET
+from rljax.engines.cuda.transports.buckets import BUCKET
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.plugin import TRANSPORTS
 from rljax.errors import UserError
@@ -18,8 +18,8 @@ from rljax.hf.spec import takes_pictures
 if TYPE_CHECKING:
     import torch
 
-    from rljax.engines.cuda.broadcast import BroadcastGroup
-    from rljax.engines.cuda.ipc import Gather, TorchIpc
+    from rljax.engines.cuda.transports.broadcast import BroadcastGroup
+    from rljax.engines.cuda.transports.ipc import Gather, TorchIpc
 
 KEY = "sglang.transport"
 
@@ -85,14 +85,14 @@ class Route:
         if transport == "ipc":
             return self._ipc(tensors)
         if transport in ("nccl", "gloo"):
-            from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast
+            from rljax.engines.cuda.transports.broadcast import BroadcastGroup, TorchBroadcast
 
             self._group = self._group or BroadcastGroup(transport, devices, self.host, self.wait)
             return TorchBroadcast(tensors, self._group, self.bucket_bytes)
         raise UserError(f"{KEY}: {transport} can't send weights from memory (export to a directory)")
 
     def _ipc(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> TorchIpc:
-        from rljax.engines.cuda.ipc import TorchIpc, gather_alone
+        from rljax.engines.cuda.transports.ipc import TorchIpc, gather_alone
 
         return TorchIpc(tensors, self.target.pool.tensor, self.gather or gather_alone, self.bucket_bytes)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rljax.engine import Post
-from rljax.engines.cuda.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
+from rljax.engines.cuda.transports.buckets import BUCKET, Bucket, Label, buckets_of, on_all, send_buckets
 from rljax.engines.http.remote import ServerLost, describe
 from rljax.errors import SamplerError, UserError
 

@@ -72,7 +72,7 @@ class FsdpPlanner:
     def programs(
         self, side: str, config: Config, pool: Pool, topology: Topology, model_dir: Path, chosen: Chosen = every
     ) -> Iterator[Program]:
-        from rljax.engines.cuda.without_data import programs
+        from rljax.engines.cuda.planning.without_data import programs
 
         self.require_compiler(topology)
         return programs(config, pool, model_dir, chosen)
@@ -257,7 +257,7 @@ class _Learner:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A micro-batch on one rank, as `rljax.engines.cuda.rows` cuts it."""
+    """A micro-batch on one rank, as `rljax.engines.cuda.learning.rows` cuts it."""
 
     rows: int  # of the micro-batch; of a context group, which has whole numbers of them for each rank to score
     tokens: float  # that go through this rank's layers

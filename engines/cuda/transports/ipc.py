@@ -36,7 +36,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from rljax.engine import Post
-from rljax.engines.cuda.buckets import BUCKET, Label, send_buckets
+from rljax.engines.cuda.transports.buckets import BUCKET, Label, send_buckets
 from rljax.engines.http.remote import ServerLost
 from rljax.errors import SamplerError, UserError
 

@@ -19,7 +19,7 @@ from rljax.backends.torch.export import to_numpy
 from rljax.backends.torch.mesh import like, local_slices
 from rljax.checkpoints.portable import COUNTS
 from rljax.engines.common.parts import COUNTED, PARTS, counts_of, parts_of
-from rljax.engines.cuda.policy import Policy
+from rljax.engines.cuda.learning.policy import Policy
 from rljax.errors import UserError
 
 Tree = dict[str, Any]

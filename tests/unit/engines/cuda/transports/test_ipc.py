@@ -19,8 +19,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rljax.engines.cuda import ipc  # noqa: E402
-from rljax.engines.cuda.ipc import Handles, TorchIpc  # noqa: E402
+from rljax.engines.cuda.transports import ipc  # noqa: E402
+from rljax.engines.cuda.transports.ipc import Handles, TorchIpc  # noqa: E402
 from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
 

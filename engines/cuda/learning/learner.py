@@ -42,14 +42,15 @@ from rljax.engine import (
 )
 from rljax.engines.common.learner import PhasedLearner, Result, Scorer
 from rljax.engines.common.phases import Phases, Tree
-from rljax.engines.cuda import FORMAT, distributed, state
-from rljax.engines.cuda.adapters import AdapterUpdates
-from rljax.engines.cuda.critic import Critic
-from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.policy import Policy
-from rljax.engines.cuda.rows import MicroBatches, Rows, micro_batches
-from rljax.engines.cuda.teacher import Teacher
-from rljax.engines.cuda.transports import Route
+from rljax.engines.cuda import FORMAT
+from rljax.engines.cuda.learning import distributed, state
+from rljax.engines.cuda.learning.adapters import AdapterUpdates
+from rljax.engines.cuda.learning.critic import Critic
+from rljax.engines.cuda.learning.phase import Phase
+from rljax.engines.cuda.learning.policy import Policy
+from rljax.engines.cuda.learning.rows import MicroBatches, Rows, micro_batches
+from rljax.engines.cuda.learning.teacher import Teacher
+from rljax.engines.cuda.transports.routes import Route
 from rljax.engines.http.config import SglangConfig
 from rljax.hf.activations import logit_rows
 from rljax.hf.read_model import read_model

@@ -13,9 +13,9 @@ from rljax.backends.torch.forward import target_values
 from rljax.backends.torch.objective import value_objective
 from rljax.backends.torch.optim import TrainedParameter
 from rljax.config.schema import Config
-from rljax.engines.cuda.phase import Phase
-from rljax.engines.cuda.policy import Policy
-from rljax.engines.cuda.rows import Rows
+from rljax.engines.cuda.learning.phase import Phase
+from rljax.engines.cuda.learning.policy import Policy
+from rljax.engines.cuda.learning.rows import Rows
 from rljax.metrics.mean import Mean
 
 PREFIX = "critic"

@@ -22,8 +22,9 @@ torch = pytest.importorskip("torch")
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from rljax.engine.rank import LOOPBACK, free_port  # noqa: E402
-from rljax.engines.cuda import broadcast, distributed  # noqa: E402
-from rljax.engines.cuda.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
+from rljax.engines.cuda.learning import distributed  # noqa: E402
+from rljax.engines.cuda.transports import broadcast  # noqa: E402
+from rljax.engines.cuda.transports.broadcast import BroadcastGroup, TorchBroadcast  # noqa: E402
 from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import SamplerError, UserError  # noqa: E402
 

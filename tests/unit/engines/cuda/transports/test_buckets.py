@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rljax.engines.cuda import buckets as buckets_module  # noqa: E402
-from rljax.engines.cuda.buckets import buckets_of, send_buckets  # noqa: E402
+from rljax.engines.cuda.transports import buckets as buckets_module  # noqa: E402
+from rljax.engines.cuda.transports.buckets import buckets_of, send_buckets  # noqa: E402
 from rljax.engines.http.remote import ServerLost  # noqa: E402
 from rljax.errors import UserError  # noqa: E402
 

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.testing import models

@@ -13,8 +13,8 @@ from rljax.backends.torch.forward import target_logprobs
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.schema import Config
 from rljax.engines.cuda.config import FsdpConfig
-from rljax.engines.cuda.policy import DTYPES
-from rljax.engines.cuda.rows import Rows
+from rljax.engines.cuda.learning.policy import DTYPES
+from rljax.engines.cuda.learning.rows import Rows
 from rljax.hf.activations import logit_rows
 from rljax.hf.other_model import OtherModel
 from rljax.hf.read_model import read_model

@@ -2,7 +2,7 @@
 
 Each has RANK and the other variables of torchrun in its environment. Rank 0 writes OUT.npz.
 
-    python -m tests.unit.engines.cuda.sharded_torch_learner MODEL OUT d2 f2 t2 ...
+    python -m tests.unit.engines.cuda.learning.sharded_torch_learner MODEL OUT d2 f2 t2 ...
 """
 
 import re
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, ExportToSampler, WeightsAtLeader, WeightsBroadcast
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.testing.learner_batches import config_of, episodes, first_fit, pack, untimed
 
 LETTERS = {"d": "data", "f": "fsdp", "t": "tensor", "c": "context"}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from rljax.config.allocation import Pool
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.testing import models
 from rljax.testing.learner_batches import config_of
-from tests.unit.engines.cuda import sharded_torch_learner as script
-from tests.unit.engines.cuda.ranks import run_ranks
+from tests.unit.engines.cuda.learning import sharded_torch_learner as script
+from tests.unit.engines.cuda.learning.ranks import run_ranks
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 BOUND = 5e-5  # of float32 sums in another order, after one step of 1e-2 / (|g| + 1e-2)
 
 
@@ -83,7 +83,7 @@ from pathlib import Path
 from rljax.config.allocation import Pool
 from rljax.experiments.bench.ranks import learner_of
 from rljax.testing.learner_batches import config_of
-from tests.unit.engines.cuda.sharded_torch_learner import batch_of
+from tests.unit.engines.cuda.learning.sharded_torch_learner import batch_of
 
 model, scratch = map(Path, sys.argv[1:])
 for turn, pool in enumerate([Pool("fsdp", fsdp=2), Pool("fsdp", data=2), Pool("fsdp")]):

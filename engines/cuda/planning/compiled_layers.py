@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
-from rljax.engines.cuda.tensor_memory import TensorMemory
+from rljax.engines.cuda.planning.tensor_memory import TensorMemory
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.bmm.default, aten.addmm.default)

@@ -19,8 +19,8 @@ from rljax.chat.pictures import load_processor
 from rljax.config.allocation import Pool
 from rljax.data.count_objects import count_objects
 from rljax.engine import ExportToDirectory, allocate, check
-from rljax.engines.cuda.learner import TorchLearner
-from rljax.engines.cuda.transports import routes
+from rljax.engines.cuda.learning.learner import TorchLearner
+from rljax.engines.cuda.transports.routes import routes
 from rljax.errors import UserError
 from rljax.hf.spec import ModelSpec
 from rljax.hf.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ from rljax.workflows.rlvr import RLVR
 from tests.image_text import make_image_text_model
 from tests.unit.workflows.scripted import ScriptedSampler
 
-VISION = Path(__file__).resolve().parents[4] / "docs" / "vision.md"
+VISION = Path(__file__).resolve().parents[5] / "docs" / "vision.md"
 TOKEN = 100  # stands for a part of a picture
 COMPLETIONS = ([5, 9, 2], [40, 2], [11, TOKEN, 30, 2], [7])  # one has sampled the token itself
 

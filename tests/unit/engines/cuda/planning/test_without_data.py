@@ -13,11 +13,11 @@ from rljax.backends.torch.context_parallel import Context
 from rljax.config import io
 from rljax.config.allocation import Pool, parse
 from rljax.engine import find_plugin
-from rljax.engines.cuda.compiled_layers import compiler
 from rljax.engines.cuda.config import WORKSPACE_BYTES
-from rljax.engines.cuda.rows import micro_batches
-from rljax.engines.cuda.tensor_memory import TensorMemory
-from rljax.engines.cuda.without_data import _full_batch, components, programs, update_memory
+from rljax.engines.cuda.learning.rows import micro_batches
+from rljax.engines.cuda.planning.compiled_layers import compiler
+from rljax.engines.cuda.planning.tensor_memory import TensorMemory
+from rljax.engines.cuda.planning.without_data import _full_batch, components, programs, update_memory
 from rljax.errors import UserError
 from rljax.experiments.bench.packed_rows import PackedRows
 from rljax.experiments.bench.plan_cases import learner

@@ -8,7 +8,7 @@ from torch import Tensor
 from rljax.backends.torch.export import gathered
 from rljax.backends.torch.rounding import changes
 from rljax.config.schema import LoraConfig
-from rljax.engines.cuda.policy import Policy
+from rljax.engines.cuda.learning.policy import Policy
 from rljax.hf.adapter import A, B
 from rljax.hf.tensors import layer_tensor, projections
 from rljax.metrics.mean import Mean

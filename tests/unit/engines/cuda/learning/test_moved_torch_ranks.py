@@ -9,8 +9,8 @@ import pytest
 
 from rljax.testing import models
 from rljax.testing.moving import KINDS, flat, go, make
-from tests.unit.engines.cuda import moved_torch_learner as script
-from tests.unit.engines.cuda.ranks import run_ranks
+from tests.unit.engines.cuda.learning import moved_torch_learner as script
+from tests.unit.engines.cuda.learning.ranks import run_ranks
 
 KIND = "adapters with a critic"
 

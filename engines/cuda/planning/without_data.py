@@ -26,10 +26,10 @@ from rljax.batching.batch import Batch
 from rljax.batching.full import full_batch
 from rljax.config.allocation import Pool
 from rljax.config.schema import Config
-from rljax.engines.cuda.compiled_layers import compiler
 from rljax.engines.cuda.config import WORKSPACE_BYTES, FsdpConfig
-from rljax.engines.cuda.learner import TorchLearner
-from rljax.engines.cuda.tensor_memory import Label, TensorMemory
+from rljax.engines.cuda.learning.learner import TorchLearner
+from rljax.engines.cuda.planning.compiled_layers import compiler
+from rljax.engines.cuda.planning.tensor_memory import Label, TensorMemory
 from rljax.errors import UserError
 from rljax.objective.spec import Objective
 from rljax.planning.planner import Chosen, every

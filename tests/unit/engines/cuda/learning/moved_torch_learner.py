@@ -2,7 +2,7 @@
 
 Each has RANK and the other variables of torchrun in its environment. Rank 0 writes OUT.
 
-    python -m tests.unit.engines.cuda.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT
+    python -m tests.unit.engines.cuda.learning.moved_torch_learner KIND MODEL WHOLE DAMAGED OUT
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch.distributed as dist
 
 from rljax.config.allocation import Pool
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.errors import UserError
 from rljax.testing.moving import KINDS, flat
 

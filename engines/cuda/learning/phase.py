@@ -13,7 +13,7 @@ from rljax.backends.torch import model
 from rljax.backends.torch.accumulate import Loss, add_gradients, merge_ranks, to_means
 from rljax.backends.torch.optim import Optimizer, TrainedParameter
 from rljax.config.schema import OptimizerConfig
-from rljax.engines.cuda.policy import Policy
+from rljax.engines.cuda.learning.policy import Policy
 from rljax.metrics.guardrails import UpdateBound
 from rljax.metrics.mean import Mean
 

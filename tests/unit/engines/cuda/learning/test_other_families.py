@@ -11,10 +11,10 @@ from rljax.backends.torch.export import Gathering, to_numpy
 from rljax.backends.torch.forward import target_objective
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory, allocate, find_plugin
-from rljax.engines.cuda import distributed
-from rljax.engines.cuda.learner import TorchLearner
-from rljax.engines.cuda.policy import Policy
-from rljax.engines.cuda.rows import micro_batches
+from rljax.engines.cuda.learning import distributed
+from rljax.engines.cuda.learning.learner import TorchLearner
+from rljax.engines.cuda.learning.policy import Policy
+from rljax.engines.cuda.learning.rows import micro_batches
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, parameter_count, read_model
 from rljax.hf.flops import update_flops
