@@ -231,7 +231,7 @@ GOES_IN = (
     ),
     *_seen_by(
         "in: a plan of a model whose layers it does not know",
-        f"{UNIT}/planning/test_planning.py",
+        f"{UNIT}/planning/test_plan_refusals.py",
         ("rljax/planning/model_shape.py", "if not _has_shape(described):", "if False:"),
     ),
     *_seen_by(
