@@ -170,7 +170,11 @@ GOES_IN = (
     *_seen_by(
         "in: a reward reads fields that records lack",
         f"{LIBRARY}::test_what_can_be_known_of_the_data_is_one_line_before_a_run_begins",
-        ("experiments/train.py", "await trials.enter_async_context(trial)", "pass"),
+        (
+            "experiments/train.py",
+            "await trials.enter_async_context(checked(rewards, config.reward.name, records, tokenizer))",
+            "pass",
+        ),
     ),
     *_seen_by(
         "in: a key of another system by its name",
