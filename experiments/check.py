@@ -268,7 +268,7 @@ class Checks:
 
     async def _check_rewards(self, prompts: PromptSource, tokenizer: Tokenizer | None) -> None:
         from rljax.rewards import RewardPool
-        from rljax.rewards.check import MOST, check_records
+        from rljax.rewards.check import Records, check_records
         from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
@@ -281,26 +281,20 @@ class Checks:
                 line = "the workflow does not say that it scores by the rewards of the config, so that none was tried"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
                 return
-            every, success = prompts.spread(MOST), self._config.evaluator.success
+            records, success = Records.of_stream(prompts), self._config.evaluator.success
+            every = records.prompts
             if len(every) < len(prompts):
                 line = f"{len(every)} of {len(prompts)} records looked at, spread over the data"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
-            await check_records(rewards, every, prompts.where, prompts.key, len(prompts))
+            await check_records(rewards, records)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
     def _workflow(self, tokenizer: Tokenizer, rewards: RewardPool | None = None) -> Workflow:
         """Makes the workflow. Raises UserError for arguments that it does not take."""
         from rljax.rewards import RewardPool
-        from rljax.workflows import build_workflow, sampling_params
+        from rljax.workflows import workflow_of
 
-        rollout, params = self._config.rollout, sampling_params(self._config.gconfig, tokenizer)
-        return build_workflow(
-            rollout.workflow,
-            tokenizer=tokenizer,
-            rewards=rewards or RewardPool(self._config.reward),
-            arguments=rollout.workflow_args,
-            params=params,
-        )
+        return workflow_of(self._config, tokenizer, rewards or RewardPool(self._config.reward))
 
     async def _check_rollouts(self, pools: Allocation, tokenizer: Tokenizer, prompts: PromptSource) -> None:
         """Samples prompts as training would, by the weights that the run begins with."""
@@ -319,7 +313,7 @@ class Checks:
             params = sampling_params(config.gconfig, tokenizer)
             chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
-            sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, self._model_dir)
+            sampler = engine.make_sampler(config, pools.sampler, self._model_dir)
             try:
                 self._findings += check_rollouts(await run(sampler, evaluation, config, lambda _: None))
                 if config.warmup.steps:

@@ -161,8 +161,8 @@ async def _episodes(
 ) -> list[Episodes]:
     """Runs the episodes of all sets, one set after the other."""
     from rljax import engine
-    from rljax.config.validation import key_of
     from rljax.rewards import RewardPool
+    from rljax.rewards.check import Records
     from rljax.rollout import evaluation
     from rljax.sanity.trial import checked
     from rljax.workflows import check_prompts, scores_by_rewards, workflow_of
@@ -174,10 +174,9 @@ async def _episodes(
         for held_out in sets:
             check_prompts(workflow, held_out.prompts, held_out.where)
             if scores_by_rewards(workflow):
-                prompts, key = held_out.prompts, key_of(held_out.name)
-                trial = checked(rewards, config.reward.name, prompts, tokenizer, held_out.where, key=key)
+                trial = checked(rewards, config.reward.name, Records.of_set(held_out), tokenizer)
                 await trials.enter_async_context(trial)
-        sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
+        sampler = engine.make_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []
             for each in evaluations_of(config, sets, workflow, tokenizer):

@@ -69,8 +69,7 @@ def rollout() -> None:
     pools = engine.allocate(config)
     engine.check(config, pools)
     engine.prepare(pools)
-    if pools.sampler is None:
-        raise UserError(f"allocation_mode: {pools} cannot sample")
+    pool = engine.require_sampler(pools)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory, tokenizer, data
@@ -104,7 +103,7 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
-    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    sampler = engine.make_sampler(config, pool, model_dir)
     groups, failures = asyncio.run(_groups(config, sampler, source, prompts, tokenizer))
     dump.save(out, groups, tokenizer)
     _report(groups, failures, out)
@@ -123,7 +122,7 @@ async def _groups(
 ) -> tuple[list[Group], collections.Counter[str]]:
     """Generates a group per prompt, of the episodes that worked; counts failures by kind."""
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import MOST
+    from rljax.rewards.check import Records
     from rljax.rollout.buffer import Ticket
     from rljax.rollout.producer import GroupRunner
     from rljax.sanity.trial import checked
@@ -138,8 +137,7 @@ async def _groups(
         workflow = workflow_of(config, tokenizer, rewards)
         check_prompts(workflow, prompts, source.where)
         if scores_by_rewards(workflow):
-            some, key, total = source.spread(MOST), source.key, len(source)
-            trial = checked(rewards, config.reward.name, some, tokenizer, source.where, key=key, total=total)
+            trial = checked(rewards, config.reward.name, Records.of_stream(source), tokenizer)
             await trials.enter_async_context(trial)
         runner = GroupRunner(workflow, sampler, params, n_samples, config.seed, find_filter(None), config.episode_timeout)
         try:

@@ -38,21 +38,19 @@ def serve() -> None:
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
     from rljax.config.allocation import Allocation
-    from rljax.errors import UserError
     from rljax.hf import agreement
     from rljax.hf.tokenizer import load_tokenizer
 
     config = config_io.resolve(main.config_from_flags())
     config_checks.check_values(config)
     pools = engine.allocate(config)
-    if pools.sampler is None:
-        raise UserError(f"allocation_mode: {pools} cannot sample")
-    engine.check(config, Allocation(pools.sampler, None))
-    engine.prepare(Allocation(pools.sampler, None))
+    pool = engine.require_sampler(pools)
+    engine.check(config, Allocation(pool, None))
+    engine.prepare(Allocation(pool, None))
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
-    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    sampler = engine.make_sampler(config, pool, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
 

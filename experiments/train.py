@@ -191,12 +191,11 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     # --------------------------------------------------------------------------------------------------------------------
     # Rewards, in processes of their own, and the workflow that uses them
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.config.validation import key_of
     from rljax.hf.spec import read_vocab_size
     from rljax.loop import Loop, Run
     from rljax.process import interpreter
     from rljax.rewards import RewardPool
-    from rljax.rewards.check import MOST
+    from rljax.rewards.check import Records
     from rljax.sanity.trial import checked, try_filter
     from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
@@ -211,13 +210,10 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
-            sets = [(each.prompts, each.where, key_of(each.name), len(each.prompts)) for each in held_out]
-            if config.actor.loss != "sft":
-                sets.insert(0, (prompts.spread(MOST), prompts.where, prompts.key, len(prompts)))
+            training = [] if config.actor.loss == "sft" else [Records.of_stream(prompts)]
             with stage("trying the reward on some records"):
-                for some, where, key, total in sets:
-                    trial = checked(rewards, config.reward.name, some, tokenizer, where, key=key, total=total)
-                    await trials.enter_async_context(trial)
+                for records in [*training, *map(Records.of_set, held_out)]:
+                    await trials.enter_async_context(checked(rewards, config.reward.name, records, tokenizer))
         evaluations = evaluations_of(config, held_out, workflow, tokenizer)
 
         # ----------------------------------------------------------------------------------------------------------------

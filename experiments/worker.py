@@ -102,10 +102,7 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         sampler: Sampler | None = None
         if model_dir is not None:
             pools = engine.allocate(config)
-            if pools.sampler is None:
-                raise UserError(f"allocation_mode: {pools} cannot sample")
-            plugin = engine.find_plugin(pools.sampler.engine)
-            sampler = await asyncio.to_thread(plugin.make_sampler, config, pools.sampler, model_dir)
+            sampler = await asyncio.to_thread(engine.make_sampler, config, engine.require_sampler(pools), model_dir)
         patient = RetryingGenerator(
             sampler or remote,
             timeout=config.request_timeout,

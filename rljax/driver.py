@@ -42,7 +42,7 @@ from rljax.hf.spec import read_vocab_size
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.metrics.accumulator import Accumulator
 from rljax.rewards import RewardPool
-from rljax.rewards.check import MOST
+from rljax.rewards.check import Records
 from rljax.rollout import dump
 from rljax.rollout.buffer import Buffer, Limits, Ticket
 from rljax.rollout.journal import Journals
@@ -109,12 +109,11 @@ class Driver:
         if not directory:
             raise UserError("actor.path: empty, and no model_dir is given (the directory of the server's model)")
         pools = engine.allocate(config)
-        if pools.sampler is None:
-            raise UserError(f"allocation_mode: {pools} cannot sample")
+        pool = engine.require_sampler(pools)
         engine.check(config, dataclasses.replace(pools, learner=None))
         engine.prepare(dataclasses.replace(pools, learner=None))
         tokenizer = load_tokenizer(directory, config.rollout)
-        sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, Path(directory))
+        sampler = engine.make_sampler(config, pool, Path(directory))
         return cls(config, sampler, tokenizer, vocab_size=read_vocab_size(directory))
 
     @property
@@ -263,13 +262,13 @@ class Driver:
             self._tried.add(code)
         if rewards in self._tried or not scores_by_rewards(runner.workflow):
             return
-        key, total = "the records", None
         if isinstance(source, PromptSource):
-            prompts, where, key, total = source.spread(MOST), source.where, source.key, len(source)
+            records = Records.of_stream(source)
         else:
-            prompts, where = [source.first()] if isinstance(source, Cycle) else list(source), "record {}".format
-        if prompts:
-            trial = checked(rewards, self.config.reward.name, prompts, self.tokenizer, where, key=key, total=total)
+            prompts = [source.first()] if isinstance(source, Cycle) else list(source)
+            records = Records(prompts, "record {}".format, "the records")
+        if records.prompts:
+            trial = checked(rewards, self.config.reward.name, records, self.tokenizer)
             self._run(self._trials.enter_async_context(trial))
             self._tried.add(rewards)
 

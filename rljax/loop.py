@@ -57,6 +57,7 @@ from pathlib import Path
 from typing import Any
 
 from rljax import tracing
+from rljax.checkpoints.loop_state import LoopState
 from rljax.checkpoints.recovery import Recovery
 from rljax.config.schema import FrequencyConfig
 from rljax.engine import ExportToDirectory
@@ -165,15 +166,15 @@ class Loop:
         )
         if state is None:
             return
-        self.supervised_steps, self.epochs = state["supervised_steps"], state["epochs"]
-        if run.labeled and state["labeled"]:
-            run.labeled.prompts.restore(state["labeled"])
+        self.supervised_steps, self.epochs = state.supervised_steps, state.epochs
+        if run.labeled and state.labeled:
+            run.labeled.prompts.restore(state.labeled)
         self.reporter.restore(state)
         announcement.warn_of_another_rate(
             run, self.buffer, supervised_steps=self.supervised_steps, total_steps=self.reporter.total_steps
         )
-        if "guard" in state:  # checkpoints from before there were rollbacks lack it
-            self.oversight.actions.restore(state["guard"])
+        if state.guard is not None:
+            self.oversight.actions.restore(state.guard)
             if self.oversight.actions.lr_factor != 1:
                 await self.interventions.scale_lr()
 
@@ -418,16 +419,17 @@ class Loop:
                     self.step, self._state(epochs), score=score, failed=failed, keep_from=keep_from, wait=wait
                 )
 
-    def _state(self, epochs: int | None) -> dict[str, Any]:
-        """Returns the loop's own state for a checkpoint, as JSON values."""
+    def _state(self, epochs: int | None) -> LoopState:
+        """Returns the loop's own state for a checkpoint."""
         labeled = self.parts.labeled
-        return {
-            "supervised_steps": self.supervised_steps,
-            "labeled": labeled.prompts.state() if labeled else None,
-            "epochs": self.epochs if epochs is None else epochs,
-            "guard": self.oversight.actions.state(),
-            **self.reporter.state(),
-        }
+        return LoopState(
+            supervised_steps=self.supervised_steps,
+            epochs=self.epochs if epochs is None else epochs,
+            labeled=labeled.prompts.state() if labeled else None,
+            accumulator=self.reporter.accumulator.state(),
+            written=self.reporter.reported(),
+            guard=self.oversight.actions.state(),
+        )
 
     async def _settle(self) -> None:
         """Waits until the newest checkpoint is whole. Raises the error of a save that has failed."""

@@ -12,7 +12,7 @@ from rljax.engine import Learner, Plugin, PortableState, Sampler, check_lending
 from rljax.engines.cuda import FORMAT
 from rljax.engines.cuda.config import FsdpConfig
 from rljax.engines.cuda.devices import check_fit, visible_gpus
-from rljax.engines.cuda.transports import routes
+from rljax.engines.cuda.transports.routes import routes
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import SglangServers, installed_release, interpreter
 from rljax.engines.http.plugin import TRANSPORTS, sampler_of
@@ -66,7 +66,7 @@ class SglangPlugin(Plugin):
         return routes(config, allocation)
 
     def planner(self) -> Planner:
-        from rljax.engines.cuda.footprint import SglangPlanner
+        from rljax.engines.cuda.planning.footprint import SglangPlanner
 
         return SglangPlanner()
 
@@ -110,7 +110,7 @@ class FsdpPlugin(Plugin):
             _check_family(config, pool)
 
     def planner(self) -> Planner:
-        from rljax.engines.cuda.footprint import FsdpPlanner
+        from rljax.engines.cuda.planning.footprint import FsdpPlanner
 
         return FsdpPlanner()
 
@@ -120,7 +120,7 @@ class FsdpPlugin(Plugin):
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        from rljax.engines.cuda.learner import TorchLearner
+        from rljax.engines.cuda.learning.learner import TorchLearner
 
         return TorchLearner(config, pool, model_dir)
 
@@ -133,7 +133,7 @@ class FsdpPlugin(Plugin):
             raise UserError(
                 f"checkpoint: {directory} is of the engine fsdp; reading it needs torch (pip install 'rljax[torch]>=0.1')"
             )
-        from rljax.engines.cuda.portable import read
+        from rljax.engines.cuda.learning.portable import read
 
         return read(directory)
 

@@ -64,7 +64,7 @@ class JaxPlugin(Plugin):
         return JaxConfig.of(config).context_length
 
     def planner(self) -> Planner:
-        from rljax.engines.jax.footprint import JaxPlanner
+        from rljax.engines.jax.planning.footprint import JaxPlanner
 
         return JaxPlanner()
 
@@ -74,14 +74,14 @@ class JaxPlugin(Plugin):
         return [device.device_kind for device in jax.local_devices()]
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
-        from rljax.engines.jax.sampler import JaxSampler
+        from rljax.engines.jax.sampling.sampler import JaxSampler
 
         _use_compilation_cache(config)
         return JaxSampler(config, pool, model_dir)
 
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
-        from rljax.engines.jax.distributed import join
-        from rljax.engines.jax.learner import JaxLearner
+        from rljax.engines.jax.learning.distributed import join
+        from rljax.engines.jax.learning.learner import JaxLearner
 
         join()
         _use_compilation_cache(config)
@@ -95,7 +95,7 @@ class JaxPlugin(Plugin):
         """Finds the rank from the machine if `jax.processes` is 0."""
         if JaxConfig.of(config).processes != 0:
             return None
-        from rljax.engines.jax.distributed import find
+        from rljax.engines.jax.learning.distributed import find
 
         return find()
 
@@ -107,7 +107,7 @@ class JaxPlugin(Plugin):
             import jax
 
             jax.config.update("jax_platforms", "cpu")
-        from rljax.engines.jax.state import read
+        from rljax.engines.jax.learning.state import read
 
         return read(directory)
 

@@ -107,7 +107,7 @@ def sglang_keys() -> dict[str, Any]:
 
 def programs(sampler: Sampler, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns what a JAX sampler dispatched since `before`; nothing for another."""
-    from rljax.engines.jax.sampler import JaxSampler
+    from rljax.engines.jax.sampling.sampler import JaxSampler
 
     if not isinstance(sampler, JaxSampler):
         return {}

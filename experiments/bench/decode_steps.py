@@ -29,7 +29,7 @@ from rljax.experiments.bench.shapes import make_model
 
 if TYPE_CHECKING:
     from rljax.backends.jax.decode_attention import Groups
-    from rljax.engines.jax.programs import Programs
+    from rljax.engines.jax.sampling.programs import Programs
 
 GROUP = flags.DEFINE_integer("group", 16, "Slots that share a prefix.", lower_bound=2)
 REPEATS = flags.DEFINE_integer("repeats", 8, "Timed dispatches of a case.", lower_bound=1)
@@ -51,7 +51,7 @@ def tables_of(programs: Programs, shared: int) -> np.ndarray:
 
 
 def orders_at(programs: Programs, positions: np.ndarray) -> np.ndarray:
-    from rljax.engines.jax.orders import ORDER, START
+    from rljax.engines.jax.sampling.orders import ORDER, START
 
     orders = np.zeros(programs.slots, ORDER)
     orders["action"], orders["token"], orders["position"] = START, 5, positions
@@ -89,7 +89,7 @@ def say(case: str, ms: float, tokens: int, **more: float) -> None:
 
 def measure(programs: Programs) -> None:
     from rljax.backends.jax.decode_attention import find_groups
-    from rljax.engines.jax.slots import Chunk, Copy
+    from rljax.engines.jax.sampling.slots import Chunk, Copy
 
     slots, context, random = programs.slots, programs.context, np.random.default_rng(1)
     nobody, everybody = programs.no_groups(), np.arange(slots)
@@ -116,7 +116,7 @@ def measure(programs: Programs) -> None:
 
 def bench() -> None:
     from rljax.backends.jax.mesh import pool_mesh
-    from rljax.engines.jax.programs import Programs
+    from rljax.engines.jax.sampling.programs import Programs
 
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(DIRECTORY.value or temporary)

@@ -30,7 +30,7 @@ from rljax.experiments.bench.shapes import make_model
 from rljax.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from rljax.engines.jax.sampler import JaxSampler
+    from rljax.engines.jax.sampling.sampler import JaxSampler
 
 GROUP = flags.DEFINE_integer("group", 16, "Samples of a prompt.", lower_bound=2)
 PROMPT = flags.DEFINE_integer("prompt", 1000, "Tokens of a prompt.", lower_bound=2)
@@ -60,7 +60,7 @@ async def measure(sampler: JaxSampler, requests: list[Request]) -> dict[str, obj
 
 
 async def compare(directory: Path, vocabulary: int) -> None:
-    from rljax.engines.jax.sampler import JaxSampler
+    from rljax.engines.jax.sampling.sampler import JaxSampler
 
     sampler = JaxSampler(make_config(), Pool("jax"), directory)
     rates: dict[str, list[float]] = {"shared": [], "unshared": []}

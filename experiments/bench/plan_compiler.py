@@ -88,9 +88,9 @@ def bench() -> None:
 
 def compared(case: Case) -> bool:
     """Prints a case's line of JSON. Returns whether estimate and compiler agree."""
-    from rljax.engines.jax.compile_only import MOMENTS
-    from rljax.engines.jax.hlo import needed
-    from rljax.engines.jax.topology import QUICK, OutOfMemory, compile_target, learner_targets, topology_devices
+    from rljax.engines.jax.planning.compile_only import MOMENTS
+    from rljax.engines.jax.planning.hlo import needed
+    from rljax.engines.jax.planning.topology import QUICK, OutOfMemory, compile_target, learner_targets, topology_devices
 
     made = plan_of(case)
     (group,), pool = made.groups, made.allocation.learner

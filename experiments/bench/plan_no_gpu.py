@@ -89,7 +89,7 @@ def counted(case: Case) -> tuple[float, Mapping[str, float]]:
         batch = case.rows.batch(write_config(Path(directory), case.shape).vocab_size)
         if pool.engine == "jax":
             return _compiled(config, pool, Path(directory), batch, _place(case)), {}
-        from rljax.engines.cuda.without_data import components, update_memory
+        from rljax.engines.cuda.planning.without_data import components, update_memory
 
         memory = update_memory(config, pool, Path(directory), batch)
         return float(memory.peak), components(memory.at_peak)
@@ -98,7 +98,7 @@ def counted(case: Case) -> tuple[float, Mapping[str, float]]:
 def _compiled(config: Config, pool: Pool, directory: Path, batch: Batch, topology: str) -> float:
     import jax
 
-    from rljax.engines.jax.topology import QUICK, compile_target, learner_targets, topology_devices
+    from rljax.engines.jax.planning.topology import QUICK, compile_target, learner_targets, topology_devices
 
     jax.config.update("jax_platforms", "cpu")  # the compiler alone; JAX would look for a GPU
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a device can't be read back without one

@@ -29,7 +29,7 @@ from rljax.experiments.bench.shapes import make_model
 from rljax.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from rljax.engines.jax.sampler import JaxSampler
+    from rljax.engines.jax.sampling.sampler import JaxSampler
 
 PROMPT = flags.DEFINE_integer("prompt", 3500, "Tokens of a long prompt.", lower_bound=2)
 PROMPTS = flags.DEFINE_integer("prompts", 16, "Long prompts for the rate.", lower_bound=1)
@@ -87,7 +87,7 @@ async def gaps(sampler: JaxSampler, prompts: Prompts) -> tuple[list[float], list
 
 
 async def measure(directory: Path, vocabulary: int, chunk: int) -> None:
-    from rljax.engines.jax.sampler import JaxSampler
+    from rljax.engines.jax.sampling.sampler import JaxSampler
 
     sampler, prompts = JaxSampler(make_config(prefill_chunk=chunk), Pool("jax"), directory), Prompts(vocabulary)
     await rate(sampler, prompts)

@@ -38,7 +38,7 @@ from rljax.experiments.bench.shapes import SHAPES, write_config
 if TYPE_CHECKING:
     import jax
 
-    from rljax.engines.jax.topology import Sampled, Target
+    from rljax.engines.jax.planning.topology import Sampled, Target
 
 main.define_config_flags(workdir=False)
 TOPOLOGY = flags.DEFINE_multi_string("topology", [], "TPUs to compile for, such as v5e:2x4; may be given several times.")
@@ -52,7 +52,7 @@ def bench() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # libtpu compiles only; without a TPU JAX would look for one
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for a TPU can't be read back without one
-    from rljax.engines.jax.topology import topology_devices
+    from rljax.engines.jax.planning.topology import topology_devices
 
     if not TOPOLOGY.value:
         raise UserError("--topology: missing (TPUs to compile for, such as v5e:2x4)")
@@ -89,8 +89,8 @@ def _pools(config: Config, devices: int) -> Iterator[tuple[str, Pool]]:
 def compiled(config: Config, side: str, pool: Pool, directory: Path, devices: Sequence[jax.Device]) -> Iterator[dict[str, Any]]:
     """Compiles the programs of one side and describes each."""
     from rljax.chips import chip_of
-    from rljax.engines.jax.hlo import large_operations
-    from rljax.engines.jax.topology import compile_target, learner_targets, sampler_targets
+    from rljax.engines.jax.planning.hlo import large_operations
+    from rljax.engines.jax.planning.topology import compile_target, learner_targets, sampler_targets
 
     chip = chip_of(devices[0].device_kind)
     for target in {"learner": learner_targets, "sampler": sampler_targets}[side](config, pool, directory, devices):

@@ -15,7 +15,7 @@ from rljax.backends.jax.mesh import pool_mesh
 from rljax.config import io as config_io
 from rljax.config.allocation import Pool
 from rljax.engines.jax.config import JaxConfig
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.engines.jax.scoring import BitwiseScorer
 from rljax.engines.jax.tuning import logit_rows_of
 from rljax.errors import UserError

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-from rljax.checkpoints import loop_state
+from rljax.checkpoints.loop_state import LoopState, Saved
 from rljax.checkpoints.store import Checkpoint, Checkpoints, Draft
 from rljax.config.schema import Config
 from rljax.engine import Learner
@@ -101,7 +99,7 @@ class Recovery:
     async def save(
         self,
         step: int,
-        state: dict[str, Any],
+        state: LoopState,
         *,
         score: float | None = None,
         failed: bool = False,
@@ -115,7 +113,6 @@ class Recovery:
 
         Args:
           step: finished steps.
-          state: the loop's own state, as JSON values.
           score: of the evaluation at this step, if there is one.
           failed: the run ends here, or rolls back, because of a failure; see `Checkpoints.begin`.
           keep_from: checkpoints from this step on are kept.
@@ -133,7 +130,7 @@ class Recovery:
         whole = wait or failed or not self.config.saver.background
         # Encoded now, in the event loop's thread: the producer changes the state during the write.
         entries = self.buffer.entries()
-        content = _Content(json.dumps(state | {"book": self.buffer.state(), "ready": len(entries)}), entries)
+        content = _Content(Saved(state, self.buffer.state(), len(entries)).to_json(), entries)
         with self._abandoning(draft):
             undone: list[Path] = []
             if not failed:
@@ -208,7 +205,7 @@ class Recovery:
         seconds, self._seconds = self._seconds, []
         return {"timeperf/save_background": Mean(sum(seconds), 1)} if seconds else {}
 
-    async def restore(self) -> tuple[dict[str, Any] | None, dict[tuple[str, int], Record]]:
+    async def restore(self) -> tuple[LoopState | None, dict[tuple[str, int], Record]]:
         """Resumes from the newest checkpoint that is intact and loads, or begins a new run.
 
         Returns:
@@ -223,24 +220,24 @@ class Recovery:
         found = await asyncio.to_thread(self._load)
         if found is None:
             return None, self.journals.begin(0, 0)
-        checkpoint, state, entries = found
-        self.buffer.restore(state["book"], entries)
+        checkpoint, saved, entries = found
+        self.buffer.restore(saved.book, entries)
         self._saved = checkpoint.step
         recovered = self.journals.begin(checkpoint.step, self.buffer.version)
         log.info(
             "going on from step %d: %d groups wait, %d finished since can be used, %d prompts are generated again",
-            checkpoint.step, len(entries), len(recovered), len(state["book"]["pending"]),
+            checkpoint.step, len(entries), len(recovered), len(saved.book["pending"]),
         )  # fmt: skip
-        return state, recovered
+        return saved.loop, recovered
 
-    async def roll_back(self, steps: Collection[int], last: int) -> tuple[int, dict[str, Any], list[Entry]]:
+    async def roll_back(self, steps: Collection[int], last: int) -> tuple[int, Saved, list[Entry]]:
         """Restores the learner from the newest of some checkpoints that is not after step `last`.
 
         If there is none, from the oldest of them. Call it while nothing else uses the learner.
         The buffer and the journal stay: call `Buffer.roll_back` with what is returned, and `save`.
 
         Returns:
-          The checkpoint's step, the loop's own state, and the groups that were ready.
+          The checkpoint's step, the state of loop and buffer, and the groups that were ready.
 
         Raises:
           UserError: none of these checkpoints loads.
@@ -249,26 +246,27 @@ class Recovery:
         found = await asyncio.to_thread(self._load, usable)
         if found is None:
             raise UserError(f"guard: no checkpoint in {self.workdir / 'checkpoints'} to roll back to")
-        checkpoint, state, entries = found
-        return checkpoint.step, state, entries
+        checkpoint, saved, entries = found
+        return checkpoint.step, saved, entries
 
-    def _load(self, usable: Collection[int] | None = None) -> tuple[Checkpoint, dict[str, Any], list[Entry]] | None:
+    def _load(self, usable: Collection[int] | None = None) -> tuple[Checkpoint, Saved, list[Entry]] | None:
         """Restores the learner from the newest checkpoint that loads.
 
         Args:
           usable: the steps of the checkpoints to try; None for all.
 
-        Returns the checkpoint, the loop's state and the buffer's entries; None without checkpoints.
+        Returns the checkpoint, the state of loop and buffer, and the buffer's entries; None without
+        checkpoints.
         """
         first_error: Exception | None = None
         for checkpoint in self.checkpoints.intact():
             if usable is not None and checkpoint.step not in usable:
                 continue
             try:
-                state = loop_state.read(checkpoint.path / "loop.json")
-                entries = read_entries(checkpoint.path / "ready.journal", state["ready"])
+                saved = Saved.read(checkpoint.path / "loop.json")
+                entries = read_entries(checkpoint.path / "ready.journal", saved.ready)
                 self.learner.restore(checkpoint.path / "learner")
-                return checkpoint, state, entries
+                return checkpoint, saved, entries
             except (OSError, ValueError, KeyError, UserError) as error:
                 log.warning("checkpoint %s does not load and is skipped: %s", checkpoint.path, error)
                 first_error = first_error or error

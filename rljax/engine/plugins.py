@@ -15,7 +15,7 @@ from rljax import entry_points
 from rljax.config.allocation import Allocation, Pool, parse
 from rljax.config.schema import Config
 from rljax.engine.engine import Engine
-from rljax.engine.interface import Learner
+from rljax.engine.interface import Learner, Sampler
 from rljax.engine.plugin import Plugin
 from rljax.engine.storage import private_directory, publish_parent
 from rljax.engine.weights import ExportToSampler
@@ -92,6 +92,18 @@ def require_both(allocation: Allocation) -> tuple[Pool, Pool]:
     return allocation.sampler, allocation.learner
 
 
+def require_sampler(allocation: Allocation) -> Pool:
+    """Returns the sampler's pool. Raises UserError if there is none."""
+    if allocation.sampler is None:
+        raise UserError(f"allocation_mode: {allocation} cannot sample")
+    return allocation.sampler
+
+
+def make_sampler(config: Config, pool: Pool, model_dir: Path) -> Sampler:
+    """Makes the pool's sampler, with the weights of the model directory. Blocks; may compile."""
+    return find_plugin(pool.engine).make_sampler(config, pool, model_dir)
+
+
 def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
     """Makes the pool's learner, or this process's part of it. Blocks; may compile."""
     return find_plugin(pool.engine).make_learner(config, pool, model_dir)
@@ -124,7 +136,7 @@ def build(
     with stage(f"loading the model for training, by {learns.engine}"):
         learner = make_learner(config, learns, model_dir)
     with stage(f"loading the model for sampling, by {samples.engine}, and compiling or starting its servers"):
-        sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
+        sampler = make_sampler(config, samples, model_dir)
     in_memory = None if transport == DIRECTORY else ExportToSampler(transport, samples)
     return Engine(sampler, learner, in_memory, private_directory(parent, "publish"))
 

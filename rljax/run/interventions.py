@@ -103,22 +103,21 @@ class Interventions:
         await self.sampling.halt()
         async with self.learner_lock:
             async with engine.learning():
-                target, state, entries = await self.recovery.roll_back(self._targets(bad), actions.newest_target(breach))
+                target, saved, entries = await self.recovery.roll_back(self._targets(bad), actions.newest_target(breach))
                 actions.rolled_back(step, target)
                 await self.scale_lr()
             await engine.publish(self.buffer.version + 1)
             self.sampling.revoke(self.buffer.version + 1)
-            self.buffer.roll_back(state["book"], entries)
+            self.buffer.roll_back(saved.book, entries)
         self.reporter.forget()
         self.oversight.forget(target)
         self.sampling.resume()
         self._record(breach, bad, target)
         await asyncio.to_thread(flight.rolled_back, step, target)
-        epochs: int = state["epochs"]
-        await self.save(epochs, wait=True)
+        await self.save(saved.loop.epochs, wait=True)
         between = [s for s in self.recovery.checkpoints.steps() if target < s < step and s not in flight.held]
         await asyncio.to_thread(self.recovery.checkpoints.delete, between)
-        return epochs
+        return saved.loop.epochs
 
     def _record(self, breach: Breach, bad: int, target: int) -> None:
         kept = self.run.workdir / "checkpoints" / f"{bad}-failed"

@@ -6,10 +6,10 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from rljax.checkpoints.loop_state import LoopState
 from rljax.metrics.accumulator import Accumulator, PhaseTimer
 from rljax.metrics.mean import Mean, merge
 from rljax.process import memory
@@ -115,13 +115,13 @@ class Reporter:
         """Number of steps of the run if no prompt is rejected, those that rollbacks cost included."""
         return total_steps(self._run.config, len(self._run.prompts)) + self._buffer.undone
 
-    def state(self) -> dict[str, Any]:
-        """Returns what no step has reported yet, as JSON values."""
-        return {"accumulator": self.accumulator.state(), "written": dict(self._reported)}
+    def reported(self) -> dict[str, int]:
+        """Returns the buffer's counts that the metrics have."""
+        return dict(self._reported)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.accumulator.restore(state["accumulator"])
-        self._reported = Counter(state["written"])
+    def restore(self, state: LoopState) -> None:
+        self.accumulator.restore(state.accumulator)
+        self._reported = Counter(state.written)
 
     def _sampler_memory(self) -> dict[str, Mean]:
         peak = self._run.engine.sampler.memory_peak

@@ -15,7 +15,7 @@ import numpy as np
 
 from rljax.errors import EpisodeError, PluginFailed, RewardError, RewardTimeout, UserError
 from rljax.hf.tokenizer import Tokenizer, prompt_ids_of
-from rljax.rewards.check import check_records
+from rljax.rewards.check import Records, check_records
 from rljax.rewards.pool import RewardPool
 from rljax.rewards.score import REWARDS, Sampled
 from rljax.rollout.producer import Filter
@@ -110,31 +110,21 @@ class RewardTrial:
 
 
 @contextlib.asynccontextmanager
-async def checked(
-    rewards: RewardPool,
-    name: str,
-    prompts: Sequence[Prompt],
-    tokenizer: Tokenizer,
-    where: Callable[[str], str],
-    *,
-    key: str,
-    total: int | None = None,
-) -> AsyncIterator[None]:
+async def checked(rewards: RewardPool, name: str, records: Records, tokenizer: Tokenizer) -> AsyncIterator[None]:
     """Checks records against the rewards, and tries the rewards on some; then the block begins.
 
     A trial that still waits ends with the block.
 
     Args:
       name: `reward.name`.
-      key: the config section of the data, for messages.
-      total: number of records that the prompts were taken from; None if these are all.
 
     Raises:
       UserError: the records lack what the rewards read, or the rewards fail on all that are tried.
     """
-    await check_records(rewards, prompts, where, key, total)
-    count = min(RECORDS, len(prompts))
-    trial = RewardTrial(rewards, name, [prompts[i * len(prompts) // count] for i in range(count)], tokenizer, where)
+    await check_records(rewards, records)
+    prompts, count = records.prompts, min(RECORDS, len(records.prompts))
+    some = [prompts[i * len(prompts) // count] for i in range(count)]
+    trial = RewardTrial(rewards, name, some, tokenizer, records.where)
     try:
         await trial.wait()
         yield

@@ -13,7 +13,7 @@ from rljax.engine import Sampler, WeightsInDirectory
 from rljax.engines.http.client import HttpSampler
 from rljax.engines.http.remote import Remote, inspect
 from rljax.engines.http.server import SamplerServer, ServerOptions
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import Loop, SamplerContract

@@ -1,7 +1,7 @@
 """The JAX learner under the contracts of all learners."""
 
 from rljax.config.allocation import Pool
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.testing.distillation_contract import DistillationContract
 from rljax.testing.learner_contract import LearnerContract
 

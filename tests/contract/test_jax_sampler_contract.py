@@ -8,7 +8,7 @@ from typing import ClassVar
 from rljax.backends.jax import hf
 from rljax.config.allocation import Pool
 from rljax.engine import WeightsInDirectory, WeightsInMemory
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.hf.tokenizer import load_tokenizer
 from rljax.testing.models import VOCABULARY, config_of, make_model
 from rljax.testing.sampler_contract import SamplerContract

@@ -221,7 +221,7 @@ def test_buckets_from_memory_equal_a_load_from_the_directory(servers, oracle, tr
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
-    from rljax.engines.cuda.transports import Route
+    from rljax.engines.cuda.transports.routes import Route
 
     tensors = {k: v for file in servers.models[1].glob("*.safetensors") for k, v in load_file(file).items()}
     largest = max(tensor.nbytes for tensor in tensors.values())

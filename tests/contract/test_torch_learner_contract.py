@@ -1,7 +1,7 @@
 """The PyTorch learner under the contracts of all learners: one process on the CPU."""
 
 from rljax.config.allocation import Pool
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.testing.distillation_contract import DistillationContract
 from rljax.testing.learner_contract import LearnerContract
 

@@ -11,7 +11,7 @@ import torch
 from rljax.backends.torch import attention
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToSampler
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning.learner import TorchLearner
 from rljax.testing import models
 from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 

@@ -126,16 +126,16 @@ EDGES = (
         "    receive(connection, UNPROVED, deadline=deadline)\n    connection.settimeout(None)",
     ),
     _at(
-        "tests/unit/engines/cuda/test_broadcast.py::test_stores_listen_on_loopback_alone",
+        "tests/unit/engines/cuda/transports/test_broadcast.py::test_stores_listen_on_loopback_alone",
         *(
-            "engines/cuda/distributed.py",
+            "engines/cuda/learning/distributed.py",
             "socket.create_server((LOOPBACK, port), backlog",
             'socket.create_server(("", port), backlog',
         ),
     ),
     _at(
-        "tests/unit/engines/cuda/test_broadcast.py::test_stores_listen_on_loopback_alone",
-        *("engines/cuda/broadcast.py", "master_listen_fd=store.detach()", ""),
+        "tests/unit/engines/cuda/transports/test_broadcast.py::test_stores_listen_on_loopback_alone",
+        *("engines/cuda/transports/broadcast.py", "master_listen_fd=store.detach()", ""),
     ),
     _at(
         TEXT + "test_a_long_text_keeps_nobody_waiting",
@@ -148,9 +148,9 @@ EDGES = (
     *(
         _at(CERTIFICATE, f"engines/{file}", f"{before}config.gconfig.temperature", f"{before}config.gconfig.top_p")
         for file, before in (
-            ("jax/functions.py", "self._temperature = logit_rows_of(config, policy.spec, policy.mesh), "),
-            ("cuda/learner.py", "temperature = self._"),
-            ("cuda/learner.py", "1.0 if self._sft else self._"),
+            ("jax/learning/functions.py", "self._temperature = logit_rows_of(config, policy.spec, policy.mesh), "),
+            ("cuda/learning/learner.py", "temperature = self._"),
+            ("cuda/learning/learner.py", "1.0 if self._sft else self._"),
         )
     ),
     *(
@@ -175,6 +175,6 @@ EDGES = (
     ),
     _at(
         FSDP + "test_ranks_wait_for_rank_0_as_long_as_it_waits_for_servers",
-        *("engines/cuda/learner.py", "join(pool, config.recover.hang_timeout)", "join(pool, config.control_timeout)"),
+        *("engines/cuda/learning/learner.py", "join(pool, config.recover.hang_timeout)", "join(pool, config.control_timeout)"),
     ),
 )

@@ -170,7 +170,11 @@ GOES_IN = (
     *_seen_by(
         "in: a reward reads fields that records lack",
         f"{LIBRARY}::test_what_can_be_known_of_the_data_is_one_line_before_a_run_begins",
-        ("experiments/train.py", "await trials.enter_async_context(trial)", "pass"),
+        (
+            "experiments/train.py",
+            "await trials.enter_async_context(checked(rewards, config.reward.name, records, tokenizer))",
+            "pass",
+        ),
     ),
     *_seen_by(
         "in: a key of another system by its name",
@@ -231,7 +235,7 @@ GOES_IN = (
     ),
     *_seen_by(
         "in: a plan of a model whose layers it does not know",
-        f"{UNIT}/planning/test_planning.py",
+        f"{UNIT}/planning/test_plan_refusals.py",
         ("rljax/planning/model_shape.py", "if not _has_shape(described):", "if False:"),
     ),
     *_seen_by(
@@ -358,9 +362,9 @@ COMES_OUT = (
     ),
     *_seen_by(
         "out: what rounding eats of an update is not said",
-        f"-m slow {UNIT}/engines/cuda/test_torch_learner.py::test_both_learners_tell_what_rounding_takes_of_an_update",
+        f"-m slow {UNIT}/engines/cuda/learning/test_torch_learner.py::test_both_learners_tell_what_rounding_takes_of_an_update",
         (
-            "engines/cuda/learner.py",
+            "engines/cuda/learning/learner.py",
             "return phase.step(loss, cut) | {ROUNDED_AWAY: before.rounded_away()}",
             "return phase.step(loss, cut)",
         ),

@@ -60,7 +60,7 @@ def test_docstrings_have_a_first_word_that_says_something_and_short_lines(folder
 def test_each_file_is_read_once():
     files = [path.resolve() for folder in FOLDERS for path in python_files(REPOSITORY / folder)]
     assert len(files) == len(set(files))
-    for once in ("rljax/loop.py", "engines/jax/learner.py", "backends/torch/losses.py", "experiments/train.py"):
+    for once in ("rljax/loop.py", "engines/jax/learning/learner.py", "backends/torch/losses.py", "experiments/train.py"):
         assert REPOSITORY / once in files
 
 

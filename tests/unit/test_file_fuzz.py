@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from rljax import loop
-from rljax.checkpoints import integrity, loop_state
+from rljax.checkpoints import integrity
+from rljax.checkpoints.loop_state import Saved
 from rljax.config import resume
 from rljax.config.schema import DatasetConfig, LoraConfig, StatsLoggerConfig
 from rljax.data.prompts import open_prompts
@@ -293,12 +294,12 @@ def read_status(directory):
 
 
 def read_loop(checkpoint):
-    state = loop_state.read(checkpoint / "loop.json")
-    Buffer(Numbers(12), None).restore(state["book"], [])
+    saved = Saved.read(checkpoint / "loop.json")
+    Buffer(Numbers(12), None).restore(saved.book, [])
     accumulator = Accumulator()
-    accumulator.restore(state["accumulator"])
+    accumulator.restore(saved.loop.accumulator)
     accumulator.drain()
-    GuardActions(CONFIG).restore(state["guard"]) if "guard" in state else None
+    GuardActions(CONFIG).restore(saved.loop.guard) if saved.loop.guard is not None else None
 
 
 def check_manifest(directory):

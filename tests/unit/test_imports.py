@@ -49,6 +49,27 @@ def test_every_arrow_of_the_table_is_there():
     }
 
 
+# Rooms of an engine, with those that each imports; what stands beside them is everyone's, and its plugin imports all.
+ENGINE_ROOMS = {
+    "jax": {"sampling": (), "learning": (), "planning": ("learning", "sampling")},
+    "cuda": {"transports": (), "learning": ("transports",), "planning": ("learning",)},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINE_ROOMS)
+def test_rooms_of_an_engine_import_each_other_one_way(engine):
+    rooms, home = ENGINE_ROOMS[engine], f"rljax.engines.{engine}."
+    found = set()
+    for file in (REPOSITORY / "engines" / engine).rglob("*.py"):
+        own = file.relative_to(REPOSITORY / "engines" / engine).parts[0]
+        named = {module.removeprefix(home).split(".")[0] for module, *_ in imports_of(file.read_text(), _package(file))}
+        found |= {(own, room) for room in named & rooms.keys() if room != own}
+    assert found == {
+        *((room, below) for room, names in rooms.items() for below in names),
+        *(("plugin.py", room) for room in rooms),
+    }
+
+
 # Distributions whose module has another name
 MODULES = {"absl-py": "absl", "orbax-checkpoint": "orbax", "pyyaml": "yaml"}
 
@@ -109,7 +130,7 @@ def test_the_links_point_at_the_folders_beside():
 
 
 PLANTED = {
-    "up from the core": ("rljax/loop.py", "import rljax.engines.jax.sampler"),
+    "up from the core": ("rljax/loop.py", "import rljax.engines.jax.plugin"),
     "up from the core, by from": ("rljax/loop.py", "from rljax import backends"),
     "up from the core, relative": ("rljax/data/x.py", "from ..engines import jax"),
     "up from a backend": ("backends/jax/x.py", "from rljax.engines import jax"),
@@ -118,7 +139,7 @@ PLANTED = {
     "jax in the core": ("rljax/objective/losses.py", "import jax.numpy as jnp"),
     "torch in the core, lazily": ("rljax/hf/x.py", "def f():\n    import torch"),
     "flax in a config": ("configs/x.py", "from flax import nnx"),
-    "bare engines": ("experiments/x.py", "from engines.jax import sampler"),
+    "bare engines": ("experiments/x.py", "from engines.jax import plugin"),
     "bare configs": ("configs/x.py", "import configs.base"),
     "bare experiments": ("experiments/x.py", "from experiments import main"),
     "torch with the module": ("experiments/x.py", "import torch"),
@@ -137,7 +158,7 @@ def test_a_planted_violation_is_caught(path, source):
 ALLOWED = {
     "down": (
         "experiments/x.py",
-        "from rljax.engines.jax import sampler\nfrom rljax.backends.jax import model\nimport rljax.loop",
+        "from rljax.engines.jax import plugin\nfrom rljax.backends.jax import model\nimport rljax.loop",
     ),
     "the framework of a backend": ("backends/jax/x.py", "import jax\nfrom flax import nnx"),
     "torch in its folders": ("backends/torch/x.py", "import torch"),
@@ -157,7 +178,8 @@ def test_what_is_allowed_passes(path, source):
 
 
 DECLARED = {
-    "its own": ("engines/jax/x.py", "from . import slots", "//rljax/engines/jax"),
+    "its own": ("engines/jax/x.py", "from . import rows", "//rljax/engines/jax"),
+    "its own, of a room": ("engines/jax/sampling/x.py", "from . import slots", "//rljax/engines/jax"),
     "a module of the core": ("engines/jax/x.py", "from rljax.data import tasks", "//rljax"),
     "a backend": ("engines/jax/x.py", "def f():\n    from rljax.backends.jax import model", "//rljax/backends/jax"),
     "a config": ("rljax/loop.py", "from rljax.configs.algorithms import grpo", "//rljax/configs"),

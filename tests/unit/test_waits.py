@@ -3,7 +3,7 @@
 import pytest
 
 from rljax.checkpoints import background
-from rljax.engines.cuda.broadcast import BroadcastGroup
+from rljax.engines.cuda.transports.broadcast import BroadcastGroup
 from rljax.engines.http import client, health
 from rljax.engines.http.plugin import sampler_of
 from rljax.messaging import handshake

@@ -22,7 +22,7 @@ import numpy as np
 from rljax.batching.batch import Batch
 from rljax.config.allocation import Pool
 from rljax.engine import Generator, WeightsInMemory, WeightSource
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.errors import EpisodeError
 from rljax.experiments.bench.run_library.rewards import ByAnswer
 from rljax.hf.spec import CONFIG

@@ -15,6 +15,7 @@ import pytest
 
 from rljax import loop
 from rljax.checkpoints import store
+from rljax.checkpoints.loop_state import LoopState
 from rljax.checkpoints.recovery import Recovery
 from rljax.errors import UserError
 from rljax.metrics.accumulator import Accumulator
@@ -28,7 +29,7 @@ LIMITS = Limits(max_lag=9, batch_size=2, max_concurrent=9, prompts=None, groups=
 
 def _state(step):
     """The loop's, told apart by a step."""
-    return {"supervised_steps": step, "epochs": 0, "labeled": None, "accumulator": Accumulator().state(), "written": {}}
+    return LoopState(supervised_steps=step, epochs=0, labeled=None, accumulator=Accumulator().state(), written={})
 
 
 class Held:
@@ -132,10 +133,10 @@ def test_exactly_once_whatever_the_instant_of_a_kill_in_a_background_save(tmp_pa
     for directory, finished in copies:
         again = _recovery(scene.run, directory, scene.learner)
         state, recovered = asyncio.run(again.restore())
-        gone_on_from.add(state["supervised_steps"])
+        gone_on_from.add(state.supervised_steps)
         ready = [entry.ticket.prompt.uid for entry in again.buffer.entries()]
         found = [*ready, *(uid for uid, _ in recovered)]
-        pending = {ticket["prompt"]["uid"] for ticket in state["book"]["pending"]}
+        pending = {ticket["prompt"]["uid"] for ticket in again.buffer.state()["pending"]}
         assert len(found) == len(set(found)) and set(found) >= finished, directory  # none lost, none twice
         assert set(found) <= set(scene.finished) and not pending & set(ready), directory
         asyncio.run(again.close())

@@ -13,7 +13,7 @@ from rljax.checkpoints.integrity import write_manifest
 from rljax.checkpoints.store import Checkpoints
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToDirectory
-from rljax.engines.jax.learner import JaxLearner
+from rljax.engines.jax.learning.learner import JaxLearner
 from rljax.errors import UserError
 from rljax.hf.weights import WeightReader
 from rljax.testing.models import config_of, make_model

@@ -1,11 +1,13 @@
 """A checkpoint has the state of the run at the call, though the run goes on during the write."""
 
 import asyncio
+import dataclasses
 import json
 from concurrent.futures import Future
 
 import pytest
 
+from rljax.checkpoints.loop_state import LoopState
 from rljax.checkpoints.recovery import Recovery
 from rljax.metrics.accumulator import Accumulator
 from rljax.rollout.buffer import Buffer, Limits
@@ -13,7 +15,7 @@ from rljax.rollout.journal import Journals
 from rljax.testing.harness import Numbers, example, make_run
 from rljax.types import Group
 
-STATE = {"supervised_steps": 0, "epochs": 0, "labeled": None, "accumulator": Accumulator().state(), "written": {}}  # the loop's
+STATE = LoopState(supervised_steps=0, epochs=0, labeled=None, accumulator=Accumulator().state(), written={})
 DONE = Future()
 DONE.set_result(None)
 
@@ -41,7 +43,7 @@ def test_a_save_holds_the_instant_it_was_called_at(tmp_path, wait):
 
     async def save():
         # the write runs in a thread; changing things before it begins is what the producer would do
-        work = asyncio.ensure_future(recovery.save(3, STATE | {"accumulator": accumulator.state()}, wait=wait))
+        work = asyncio.ensure_future(recovery.save(3, dataclasses.replace(STATE, accumulator=accumulator.state()), wait=wait))
         await asyncio.sleep(0)
         accumulator.observe("reward", [3.0])
         await work

@@ -158,6 +158,16 @@ def test_no_transport_and_half_an_engine_are_refused(register):
         build("server:d1")
 
 
+def test_what_samples_needs_a_sampler(register):
+    learner, sampler = Pool("two", data=2), Pool("one")
+    assert engine.require_sampler(Allocation(sampler, learner)) == sampler
+    with pytest.raises(UserError, match=rf"^allocation_mode: {learner} cannot sample$"):
+        engine.require_sampler(Allocation(None, learner))
+    plugin = ThirdParty(("memory",))
+    register("one", plugin)
+    assert engine.make_sampler(CONFIG, sampler, Path("model")).log is plugin.log
+
+
 def test_each_engine_of_the_allocation_prepares_the_process_once(register):
     class Preparing(ThirdParty):
         def prepare(self):

@@ -17,9 +17,9 @@ from rljax.backends.torch import objective as torch_objective
 from rljax.backends.torch import optim
 from rljax.config import io as config_io
 from rljax.engines.common.learner import PhasedLearner
-from rljax.engines.cuda import critic as torch_critic
-from rljax.engines.cuda import learner as torch_learner
-from rljax.engines.jax import functions as jax_functions
+from rljax.engines.cuda.learning import critic as torch_critic
+from rljax.engines.cuda.learning import learner as torch_learner
+from rljax.engines.jax.learning import functions as jax_functions
 from rljax.errors import UserError
 from rljax.experiments import main, parity
 from rljax.experiments.certificate import engines, jax_optimizer, torch_optimizer

@@ -47,7 +47,7 @@ def config_with(adapter, **changes):
 
 def test_the_learner_begins_with_it(written):
     from rljax.config.allocation import Pool
-    from rljax.engines.jax.learner import JaxLearner
+    from rljax.engines.jax.learning.learner import JaxLearner
 
     model_dir, adapter, ids, expected = written
     learner = JaxLearner(config_with(adapter), Pool("jax"), model_dir)
@@ -62,10 +62,10 @@ def learner_of(engine, config, model_dir):
     from rljax.config.allocation import Pool
 
     if engine == "fsdp":
-        from rljax.engines.cuda.learner import TorchLearner
+        from rljax.engines.cuda.learning.learner import TorchLearner
 
         return TorchLearner(config, Pool("fsdp"), model_dir)
-    from rljax.engines.jax.learner import JaxLearner
+    from rljax.engines.jax.learning.learner import JaxLearner
 
     return JaxLearner(config, Pool("jax"), model_dir)
 
@@ -144,7 +144,7 @@ def test_the_torch_learner_begins_with_it(written, tmp_path):
 
     from rljax.config.allocation import Pool
     from rljax.engine import ExportToDirectory
-    from rljax.engines.cuda.learner import TorchLearner
+    from rljax.engines.cuda.learning.learner import TorchLearner
 
     model_dir, adapter, ids, expected = written
     learner = TorchLearner(config_with(adapter), Pool("fsdp"), model_dir)

@@ -13,7 +13,7 @@ import pytest
 from rljax.chips import Topology
 from rljax.config import io
 from rljax.engine import find_plugin
-from rljax.engines.jax.hlo import needed
+from rljax.engines.jax.planning.hlo import needed
 from rljax.errors import UserError
 from rljax.experiments.plan_compile import Selection, compile_plan, require_compilers, side_by_side
 from rljax.hf.shapes import shape_of

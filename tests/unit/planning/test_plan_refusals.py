@@ -7,9 +7,11 @@ import shlex
 import pytest
 
 from rljax import engine
+from rljax.backends.jax.platforms import PLATFORMS
 from rljax.chips import Topology
 from rljax.config import io
 from rljax.engine import find_plugin
+from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.experiments.plan_lengths import check_lengths
 from rljax.hf.companion_files import write_companions
@@ -21,7 +23,9 @@ from rljax.launching.job import Where, job_of
 from rljax.planning.changes import changes
 from rljax.planning.estimate import Request, plan
 from rljax.planning.load import Load
+from rljax.planning.model_shape import shape_in
 from rljax.planning.text import Report
+from tests.unit.planning import plans
 
 
 def config_of(mode, base="base", **keys):
@@ -259,3 +263,43 @@ def test_copies_of_key_heads_are_as_many_of_each(tensor, able):
         return
     with pytest.raises(UserError, match=rf"^allocation_mode: t{tensor} is neither a divisor nor a multiple of the model's 4 "):
         check_copied_heads(spec, tensor)
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology", "line"),
+    [
+        ("jax:d9", "h100:8", "allocation_mode: jax:d9 needs 9 devices, and h100:8 has 8"),
+        ("fsdp:d1", "v5e:2x4", "--topology: v5e is a TPU, and fsdp"),
+        ("jax:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("jax:d3", "h100:8", "jax.slots: 64 is not a multiple of the 3 data shards"),
+        ("fsdp:t3", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("sglang:t3+fsdp:d1", "h100:8", "allocation_mode: t3 does not divide the model's 16 attention heads"),
+        ("fake:d1", "h100:8", "allocation_mode: the engine fake can't be planned for"),
+    ],
+)
+def test_what_can_t_be_planned_is_one_line(mode, topology, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        plans.plan_of(mode, topology=topology)
+
+
+@pytest.mark.parametrize("topology", ["h100:2", "v5e:1x2"])
+@pytest.mark.parametrize("key", ["attention", "decode_attention"])
+def test_a_kernel_is_planned_for_on_the_devices_that_have_it(key, topology):
+    choices = next(field for field in dataclasses.fields(JaxConfig) if field.name == key).metadata
+    kernels = [name for declared in choices.values() for name in declared.choices]
+    platform = Topology.parse(topology).chip.platform
+    assert PLATFORMS.keys() & kernels
+    for kernel in kernels:
+        keys = {f"jax.{key}": kernel}
+        if PLATFORMS.get(kernel, platform) == platform:
+            assert plans.plan_of("jax:d1+jax:d1", topology=topology, **keys).groups
+        else:
+            with pytest.raises(UserError, match=f"^jax.{key}: {kernel} can't be used on .*: it needs a"):
+                plans.plan_of("jax:d1+jax:d1", topology=topology, **keys)
+
+
+@pytest.mark.parametrize("family", ["phi3", "olmo2", "gemma2", "opt"])
+def test_a_family_without_a_plan_is_named_with_what_can_be_planned_instead(family, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "hidden_size": 64}))
+    with pytest.raises(UserError, match=rf"^actor.path: a plan knows the layers of llama, .*{family} \(--shape=NAME"):
+        shape_in(str(tmp_path))

@@ -36,7 +36,7 @@ SEEN = {
     ("engines/http/client.py", "_attempt"): "awaited there",
     ("engines/http/health.py", "_return"): "awaited there",
     ("engines/http/generation.py", "__init__"): "`wait`",
-    ("engines/cuda/broadcast.py", "_send_bucket"): "awaited there",
+    ("engines/cuda/transports/broadcast.py", "_send_bucket"): "awaited there",
 }
 
 

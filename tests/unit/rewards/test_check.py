@@ -10,7 +10,7 @@ from rljax.config.schema import DatasetConfig, RewardConfig
 from rljax.data import open_prompts
 from rljax.errors import UserError
 from rljax.rewards import RewardPool
-from rljax.rewards.check import check_records
+from rljax.rewards.check import Records, check_records
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def checked(tmp_path):
     def check(path, records):
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         source = open_prompts(DatasetConfig(path=str(path), type="trl"), seed=1)
-        loop.run_until_complete(check_records(rewards, list(source.epoch(0)), source.where, source.key))
+        loop.run_until_complete(check_records(rewards, Records(list(source.epoch(0)), source.where, source.key)))
 
     yield check
     loop.run_until_complete(rewards.close())

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from rljax.backends.torch import checkpoint
 from rljax.checkpoints import integrity
 from rljax.config.allocation import Pool
-from rljax.engines.cuda import distributed as world
+from rljax.engines.cuda.learning import distributed as world
 from rljax.errors import UserError
 from rljax.process.signals import Stopped
 
@@ -168,7 +168,7 @@ def test_a_full_disk_in_the_middle_of_a_save_is_one_line_and_the_last_checkpoint
         import torch
         from rljax.config.allocation import Pool
         from rljax.backends.torch import checkpoint
-        from rljax.engines.cuda import distributed as world
+        from rljax.engines.cuda.learning import distributed as world
         from rljax.errors import UserError
         root, rank_mesh = Path(sys.argv[1]), world.join(Pool("fsdp"))
         state = {"w": torch.randn(100_000)}

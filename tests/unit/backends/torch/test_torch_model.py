@@ -13,8 +13,8 @@ from rljax.backends.torch.context_parallel import Context
 from rljax.backends.torch.forward import target_objective
 from rljax.backends.torch.mesh import RankMesh
 from rljax.config.allocation import Pool
-from rljax.engines.cuda import distributed as world
-from rljax.engines.cuda.rows import micro_batches
+from rljax.engines.cuda.learning import distributed as world
+from rljax.engines.cuda.learning.rows import micro_batches
 from rljax.hf import ModelSpec
 from rljax.objective.spec import Objective
 from rljax.testing import models

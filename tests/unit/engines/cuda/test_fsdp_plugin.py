@@ -7,10 +7,11 @@ import torch
 
 from rljax.config.allocation import Pool, parse
 from rljax.engine import allocate, check, find_plugin
-from rljax.engines.cuda import distributed, plugin
-from rljax.engines.cuda.broadcast import BroadcastGroup
+from rljax.engines.cuda import plugin
 from rljax.engines.cuda.devices import check_fit, visible_gpus
-from rljax.engines.cuda.learner import TorchLearner
+from rljax.engines.cuda.learning import distributed
+from rljax.engines.cuda.learning.learner import TorchLearner
+from rljax.engines.cuda.transports.broadcast import BroadcastGroup
 from rljax.errors import UserError
 from rljax.testing import models
 from rljax.testing.models import config_of

@@ -10,7 +10,7 @@ import pytest
 from rljax.config.allocation import Pool
 from rljax.engine import ExportToSampler, allocate, check, find_plugin
 from rljax.engines.cuda import plugin as cuda
-from rljax.engines.cuda.transports import Route
+from rljax.engines.cuda.transports.routes import Route
 from rljax.engines.http import remote
 from rljax.engines.http.plugin import PLUGIN, TRANSPORTS, attach
 from rljax.engines.http.remote import base_url
@@ -123,8 +123,8 @@ def test_a_learner_has_the_devices_from_the_first_when_sglang_takes_none():
 
 def test_each_way_out_of_memory_is_a_source_of_its_own():
     pytest.importorskip("torch")
-    from rljax.engines.cuda.broadcast import TorchBroadcast
-    from rljax.engines.cuda.ipc import TorchIpc
+    from rljax.engines.cuda.transports.broadcast import TorchBroadcast
+    from rljax.engines.cuda.transports.ipc import TorchIpc
 
     pool = Pool("sglang", data=2, tensor=2)
     shared = Route(ExportToSampler("ipc", pool)).source([]).sender

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from rljax.engine import Engine, ExportToSampler
-from rljax.engines.jax.learner import JaxLearner
-from rljax.engines.jax.sampler import JaxSampler
+from rljax.engines.jax.learning.learner import JaxLearner
+from rljax.engines.jax.sampling.sampler import JaxSampler
 from rljax.testing import models
 from rljax.testing.learner_batches import config_of, episodes, first_fit, pack
 from rljax.types import Request, SamplingParams
-from tests.unit.engines.jax.sharded_learner import pool
+from tests.unit.engines.jax.learning.sharded_learner import pool
 
 
 async def work(directory: Path, mesh: str, steps: int) -> None:

@@ -63,7 +63,7 @@ def test_compiled_programs_are_kept_where_the_config_says(monkeypatch, tmp_path)
     import jax
 
     kept = jax.config.jax_compilation_cache_dir
-    monkeypatch.setattr("rljax.engines.jax.learner.JaxLearner", lambda *arguments: arguments)
+    monkeypatch.setattr("rljax.engines.jax.learning.learner.JaxLearner", lambda *arguments: arguments)
     config = config_with(64, 8, None)
     try:
         PLUGIN.make_learner(config, Pool("jax"), tmp_path)
