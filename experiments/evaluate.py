@@ -177,7 +177,7 @@ async def _episodes(
                 prompts, key = held_out.prompts, key_of(held_out.name)
                 trial = checked(rewards, config.reward.name, prompts, tokenizer, held_out.where, key=key)
                 await trials.enter_async_context(trial)
-        sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, found.model_dir)
+        sampler = engine.find_plugin(pools.sampler.engine).make_lone_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []
             for each in evaluations_of(config, sets, workflow, tokenizer):

@@ -104,7 +104,7 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
-    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    sampler = engine.find_plugin(pools.sampler.engine).make_lone_sampler(config, pools.sampler, model_dir)
     groups, failures = asyncio.run(_groups(config, sampler, source, prompts, tokenizer))
     dump.save(out, groups, tokenizer)
     _report(groups, failures, out)

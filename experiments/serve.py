@@ -52,7 +52,7 @@ def serve() -> None:
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
-    sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, model_dir)
+    sampler = engine.find_plugin(pools.sampler.engine).make_lone_sampler(config, pools.sampler, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
 

@@ -114,7 +114,7 @@ class Driver:
         engine.check(config, dataclasses.replace(pools, learner=None))
         engine.prepare(dataclasses.replace(pools, learner=None))
         tokenizer = load_tokenizer(directory, config.rollout)
-        sampler = engine.find_plugin(pools.sampler.engine).make_sampler(config, pools.sampler, Path(directory))
+        sampler = engine.find_plugin(pools.sampler.engine).make_lone_sampler(config, pools.sampler, Path(directory))
         return cls(config, sampler, tokenizer, vocab_size=read_vocab_size(directory))
 
     @property
