@@ -17,7 +17,7 @@ from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.experiments import screen
 from rljax.experiments import train as binary
-from rljax.process.signals import Stopped, request_stop
+from rljax.process.signals import Stopped, raise_on_signals, request_stop
 from rljax.run.parts import Outcome
 
 
@@ -55,7 +55,7 @@ def train(
         raise UserError("workdir: empty (the directory of the run)")
     resolved = _with(_config_of(config), reward, workflow)
     if not _in_event_loop():
-        with screen.shown():
+        with screen.shown(), raise_on_signals():
             outcome = binary.run(resolved, lambda: Path(workdir))
         if outcome is not None and outcome.stopped_by is not None:
             raise Stopped(outcome.stopped_by)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PROMPT_VERSION = -1  # stamped on tokens that the policy did not sample
+LARGEST_REWARD = (2 - 2.0**-23) * 2.0**127  # float32's largest number, as advantages are float32
 
 
 class Finish(enum.StrEnum):
@@ -162,6 +165,36 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def reward_number(what: str, value: object) -> float:
+    """Converts a reward, or a component of one, to a float. This is the rule for all of them.
+
+    Rewards come from reward functions, workflows, agents and environments.
+
+    Example: reward_number("the reward", np.float32(0.5)) == 0.5
+
+    Args:
+      what: begins the error: "the reward", or "component 'format'".
+
+    Raises:
+      ValueError: it is no number, not finite, or beyond LARGEST_REWARD.
+    """
+    remedy = "raise Rejected in an episode that has no reward; leave out a component that has no value"
+    if isinstance(value, str | bytes) or not (isinstance(value, numbers.Real) or hasattr(value, "__float__")):
+        raise ValueError(f"{what} is {type(value).__name__}, not a number ({remedy})")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    except (TypeError, ValueError) as error:  # an array of several
+        raise ValueError(f"{what} is {type(value).__name__}, not a number: {error}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}, not a finite number ({remedy})")
+    if abs(number) > LARGEST_REWARD:
+        largest = f"{LARGEST_REWARD:.2g}"
+        raise ValueError(f"{what} is {number:.4g}, and training takes no more than {largest}, as float32 (scale or clip it)")
+    return number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

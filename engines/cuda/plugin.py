@@ -19,11 +19,12 @@ from rljax.engines.http.plugin import TRANSPORTS, sampler_of
 from rljax.engines.jax.config import JaxConfig
 from rljax.errors import UserError
 from rljax.hf.other_model import OtherModel
-from rljax.hf.read_model import read_model
+from rljax.hf.read_model import check_unread, read_model
 from rljax.hf.spec import CONFIG, ModelSpec, is_image_text, takes_pictures
 from rljax.hf.splits import Shape, check_copied_heads, check_tensor
 from rljax.hf.tensors import projections
 from rljax.planning.planner import Planner
+from rljax.process.stages import stage
 
 OLDEST = (0, 5, 17)  # the first release with in-place pause, weight_version and extra_key
 
@@ -76,6 +77,12 @@ class SglangPlugin(Plugin):
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         servers = SglangServers(config, pool, model_dir)
         return sampler_of(config, servers.remotes, version=0, replicas=servers)
+
+    def make_lone_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        """Reads the model's numbers before the servers start: SGLang would answer by NaN."""
+        with stage(f"reading the numbers in {model_dir}"):
+            check_unread(model_dir)
+        return self.make_sampler(config, pool, model_dir)
 
 
 class FsdpPlugin(Plugin):

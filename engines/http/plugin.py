@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,18 +17,24 @@ from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.interfaces import Replicas
 from rljax.engines.http.remote import Remote, ServerInfo, ServerLost, base_url, inspect
 from rljax.errors import SamplerError, UserError
+from rljax.hf.read_model import check_unread
 from rljax.messaging.token import UnsafeToken, token_to_send
+from rljax.process.stages import stage
 
 ANYWHERE = ("", "directory")  # values of sglang.transport that work with any server
 ATTACH_INTERVAL = 1.0  # seconds between attempts to reach a server that is starting
 TRANSPORTS = ("ipc", "nccl", "gloo", "directory")  # of SGLang's servers; ours load from directories only
 
 
-def attach(config: Config) -> HttpSampler:
+def attach(config: Config, *, check: Callable[[str, ServerInfo, int], None] = lambda *_: None) -> HttpSampler:
     """Makes a sampler of the servers at `rollout.addr` (several are separated by commas). Blocks.
 
     Its version is the newest that a server has; servers with older weights wait for the next
     publish.
+
+    Args:
+      check: called with each server's base URL, properties and version; raises UserError for one
+        that is not to be used.
 
     Raises UserError if an address doesn't answer as a sampling server does.
     """
@@ -44,6 +51,7 @@ def attach(config: Config) -> HttpSampler:
                 f"sglang.transport: {transport} needs servers on one device each, and {base} is on "
                 f"{info.tensor} (use directory)"
             )
+        check(base, info, version)
         found.append((Remote(base, info, token), version))
     newest = max(version for _, version in found)
     for remote, version in found:
@@ -66,6 +74,20 @@ def _inspect_when_up(base: str, token: str | None, until: float) -> tuple[Server
             if time.monotonic() > until:
                 raise UserError(f"rollout.addr: {error} (is a server running there?)") from None
         time.sleep(ATTACH_INTERVAL)
+
+
+def _check_model(base: str, info: ServerInfo, version: int) -> None:
+    """Checks the model directory of a server of this machine that still has the weights of it.
+
+    Our own server has looked at it. Raises UserError for a damaged model.
+    """
+    if info.ours or version != 0 or not _is_here(base) or not os.path.isabs(info.model_path):
+        return
+    try:
+        with stage(f"reading the numbers in {info.model_path}"):
+            check_unread(info.model_path)
+    except UserError as error:
+        raise UserError(f"rollout.addr: {base} serves a model that is damaged: {error}") from None
 
 
 def sampler_of(config: Config, remotes: Sequence[Remote], version: int, replicas: Replicas | None = None) -> HttpSampler:
@@ -128,6 +150,9 @@ class HttpPlugin(Plugin):
 
     def make_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
         return attach(config)
+
+    def make_lone_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        return attach(config, check=_check_model)
 
 
 PLUGIN = HttpPlugin()

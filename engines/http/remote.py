@@ -54,6 +54,7 @@ class ServerInfo:
     vocabulary: int | None  # ids in [0, vocabulary); None if the server's model directory can't be read here
     tensor: int = 1  # devices per server
     memory: int | None = None  # bytes per device of weights, cache and graphs; None if it doesn't tell
+    model_path: str = ""  # as the server was started with it: a directory of its own machine, or a name
 
     @property
     def streams_by_request(self) -> bool:
@@ -125,6 +126,7 @@ def inspect(base: str, token: str | None, timeout: float = 30.0) -> tuple[Server
             vocabulary=_vocabulary(str(model["model_path"])),
             tensor=int(server.get("tp_size") or 1),
             memory=_memory(server),
+            model_path=str(model["model_path"]),
         )
         return info, version_of(str(model["weight_version"]))
     except (KeyError, TypeError, AttributeError) as error:

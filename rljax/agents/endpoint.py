@@ -159,10 +159,12 @@ class Endpoint:
     async def reward(self, request: web.Request) -> web.Response:
         session, body = self._recorded(request), await _json(request)
         value, turn, choice = body.get("reward"), body.get("completion_id"), body.get("choice", 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ApiError("reward: must be a finite number", param="reward", code="invalid_value")
         try:
+            if isinstance(value, bool):
+                raise ValueError("the reward is a bool, not a number")
             session.set_reward(value, turn, choice)
+        except ValueError as error:
+            raise ApiError(str(error), param="reward", code="invalid_value") from None
         except KeyError:
             raise ApiError(
                 f"completion_id: this session has no completion {turn}", param="completion_id", code="not_found"

@@ -20,7 +20,7 @@ from rljax.agents.recording import Recording
 from rljax.engine import Generator
 from rljax.errors import SamplerError
 from rljax.seeding import seed_for
-from rljax.types import SamplingParams, Trajectory
+from rljax.types import SamplingParams, Trajectory, reward_number
 
 MAX_SESSIONS = 4096
 IDLE = 3600.0  # seconds after its last request until a session may be ended to make room
@@ -140,9 +140,14 @@ class Session:
             digest.update(str(asked).encode())
         return [seed_for(self.seed, digest.hexdigest(), again + choice) for choice in range(n)]
 
-    def set_reward(self, value: float, turn_id: str | None = None, choice: int = 0) -> None:
-        """Sets the reward of a turn, by default the last one. Raises KeyError if there is none."""
-        self.recording.set_reward(float(value), turn_id, choice)
+    def set_reward(self, value: object, turn_id: str | None = None, choice: int = 0) -> None:
+        """Sets the reward of a turn, by default the last one.
+
+        Raises:
+          KeyError: there is no such turn.
+          ValueError: it is no number that a reward may be.
+        """
+        self.recording.set_reward(reward_number("the reward", value), turn_id, choice)
 
     def trajectories(self, style: str, discount: float, components: Mapping[str, float]) -> list[Trajectory]:
         """Returns the trajectories of the session, with its counts as components.

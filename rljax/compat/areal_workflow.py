@@ -31,7 +31,7 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, score
 from rljax.seeding import turn_seed
-from rljax.types import Finish, Prompt, Request, SamplingParams, Trajectory
+from rljax.types import Finish, Prompt, Request, SamplingParams, Trajectory, reward_number
 
 ARRAYS = {"input_ids": np.int32, "loss_mask": np.bool_, "logprobs": np.float32, "versions": np.int32}
 INTERACTIONS = "the interactions of its OpenAI client are not supported: return the dict of arrays"
@@ -62,7 +62,12 @@ class ArealWorkflow:
         data = {"messages": [dict(message) for message in prompt.messages], **prompt.fields}
         with recording(prompt.uid) as record:
             returned = await self._theirs.arun_episode(engine, data)
-        return None if returned is None else trajectory_of(returned, record.scalars, engine.finish)
+        if returned is None:
+            return None
+        try:
+            return trajectory_of(returned, record.scalars, engine.finish)
+        except ValueError as error:
+            raise ValueError(f"the workflow {type(self._theirs).__name__}: {error}") from None
 
 
 class EpisodeEngine:
@@ -133,7 +138,8 @@ class EpisodeEngine:
 def trajectory_of(returned: Any, components: Mapping[str, float], finish: Finish) -> Trajectory:
     """Converts what `arun_episode` returned: arrays or tensors [1, T], and rewards [1].
 
-    Raises ValueError that names the entry that is missing or has another shape.
+    Raises ValueError that names the entry that is missing, has another shape, or is no number that
+    a reward may be.
     """
     if not isinstance(returned, Mapping):
         raise ValueError(f"arun_episode returned {type(returned).__name__}, not a dict of arrays or None")
@@ -151,14 +157,12 @@ def trajectory_of(returned: Any, components: Mapping[str, float], finish: Finish
     for name, row in (*rows.items(), ("attention_mask", real)):
         if row.shape != shape:
             raise ValueError(f"{name} of shape {row.shape} for input_ids of shape {shape}")
-    rewards = np.asarray(returned["rewards"], np.float64).reshape(-1)
+    rewards = np.asarray(returned["rewards"]).reshape(-1)
     if len(rewards) != 1:
         raise ValueError(f"rewards of {len(rewards)} values: an episode has one")
     ids, mask, logp, versions = (rows[name][real].astype(dtype) for name, dtype in ARRAYS.items())
-    reward = float(rewards[0])
-    if not np.isfinite(reward):
-        raise ValueError(f"rewards is {reward}")
-    parts = {name: value for name, value in components.items() if name != "reward"}
+    reward = reward_number("rewards", rewards[0])
+    parts = {name: reward_number(f"scalar {name!r}", value) for name, value in components.items() if name != "reward"}
     return Trajectory(ids, mask, np.where(mask, logp, 0), versions, reward, parts, finish)
 
 

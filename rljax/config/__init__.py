@@ -16,5 +16,6 @@ resume.py           keys that may change between the runs of one workdir
 allocation.py       `allocation_mode`: which engine runs on which devices
 registry.py         finds what a config names: a reward, a workflow, a filter
 digests.py          tells whether such a function has changed between the runs of one workdir
+sources.py          finds the source that such a function depends on, across the user's files
 foreign/            configs and names of other systems, as keys of this one
 """

@@ -7,19 +7,15 @@ user's own. File names, line numbers and comments are no part of it.
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +23,10 @@ import numpy as np
 from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.config.schema import Config
+from rljax.config.sources import Sources, is_users
 
-_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # bytecode and syntax trees differ between them
+# Bytecode and syntax trees differ between versions of Python; the last number is that of what is followed here.
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}-2"
 _OF_VALUES = {"re", "decimal", "fractions", "datetime", "pathlib"}  # modules whose objects are values
 _objects: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -38,7 +36,7 @@ log = logging.getLogger(__name__)
 def digests_of(config: Config) -> dict[str, str]:
     """Returns the digests of the user's functions and classes in a config, by "key name".
 
-    Example: {"reward.name __main__:reward": "python3.11 0b1f..."}
+    Example: {"reward.name __main__:reward": "python3.11-2 0b1f..."}
     """
     found = {}
     for key, value in _leaves(json.loads(config_io.to_json(config))):
@@ -96,37 +94,16 @@ def _digest_of(name: str) -> str:
 
 
 def _source(module: str, attribute: str) -> str:
-    """Returns the syntax of a module's definition, and of those of the same file that it uses.
+    """Returns the syntax of a module's definition, and of all that it uses in the user's own files.
 
     The module is not imported: a reward is imported in the reward processes alone. It is empty if
     there is no such module, or it is of rljax, whose version is recorded.
     """
     if module.partition(".")[0] == "rljax":
         return ""
-    try:
-        spec = importlib.util.find_spec(module)
-        text = Path(spec.origin).read_text() if spec is not None and spec.origin else ""
-        statements = ast.parse(text).body
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError):
-        return ""
-    wanted, used = {attribute.partition(".")[0]}, dict[int, ast.stmt]()
-    while new := {i: s for i, s in enumerate(statements) if i not in used and wanted & _bound(s)}:
-        used |= new
-        wanted |= {node.id for s in new.values() for node in ast.walk(s) if isinstance(node, ast.Name)}
-    return "\n".join(ast.dump(used[i]) for i in sorted(used))
-
-
-def _bound(statement: ast.stmt) -> set[str]:
-    """Returns the names that a statement of a module binds, those of its branches included."""
-    names: set[str] = set()
-    for node in ast.walk(statement) if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else ():
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-    return names or {getattr(statement, "name", "")}
+    sources = Sources()
+    sources.add(module, [attribute], installed=True)
+    return sources.text()
 
 
 def _described(found: Any) -> str:
@@ -135,7 +112,8 @@ def _described(found: Any) -> str:
     An object that is no function and no class keeps the digest that it had when it was first seen,
     as it may count its calls.
     """
-    described = json.dumps(_Walk().describe(found))
+    walk = _Walk()
+    described = json.dumps(walk.describe(found)) + walk.sources.text()
     if isinstance(found, type | types.FunctionType):
         return described
     try:
@@ -148,10 +126,15 @@ class _Walk:
     """Walk over all that an object refers to, as nested lists. Each object is described once.
 
     What packages define is described by its name.
+
+    Attributes:
+      sources: what functions use of the user's modules by "import mylib", or by an import of their
+        own when they are called. It is read from the files, as reward processes read it.
     """
 
     def __init__(self) -> None:
         self._seen = dict[int, tuple[int, Any]]()
+        self.sources = Sources()
 
     def describe(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
@@ -185,11 +168,10 @@ class _Walk:
             return ["module", value.__name__]
         of = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
         name = [str(of.__module__), of.__qualname__]
-        package = name[0].partition(".")[0]
-        if of is not value and package in _OF_VALUES:
+        if of is not value and name[0].partition(".")[0] in _OF_VALUES:
             reduced = copyreg.dispatch_table[of](value) if of in copyreg.dispatch_table else value.__reduce_ex__(2)
             return [*name, self.describe(reduced[1:3])]
-        if not _is_users(package):
+        if not _is_users(name[0]):
             return name
         if isinstance(value, types.FunctionType):
             return [name[1], *self._function(value)]
@@ -209,6 +191,8 @@ class _Walk:
         for name in sorted(_names(function.__code__)):
             if name in function.__globals__:
                 yield [name, self.describe(function.__globals__[name])]
+        self.sources.add_modules(function.__code__, function.__globals__)
+        self.sources.add_imports(function.__code__, function.__globals__.get("__package__"))
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -217,11 +201,4 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, nested))
 
 
-@functools.cache
-def _is_users(package: str) -> bool:
-    """Returns whether a top-level module is the user's own: not installed, Python's or rljax."""
-    if package in ("__main__", "rljax", "builtins"):
-        return package == "__main__"
-    file = getattr(sys.modules.get(package), "__file__", None)
-    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return file is not None and not any(Path(file).is_relative_to(folder) for folder in installed)
+_is_users = functools.cache(is_users)

@@ -124,6 +124,14 @@ class Plugin:
         """
         raise UserError(f"allocation_mode: {pool.engine} cannot sample (add a sampler before it: SAMPLER:d1+{pool})")
 
+    def make_lone_sampler(self, config: Config, pool: Pool, model_dir: Path) -> Sampler:
+        """Makes the sampler for a command that has no learner, as `rljax serve` and `evaluate`.
+
+        Override it if another program loads the model, which a learner would have read first: look
+        at what it is going to load. Raises UserError if it can't be made, or the model is damaged.
+        """
+        return self.make_sampler(config, pool, model_dir)
+
     def make_learner(self, config: Config, pool: Pool, model_dir: Path) -> Learner:
         """Makes the learner, or this process's part of it, from model_dir.
 

@@ -104,6 +104,11 @@ def make_sampler(config: Config, pool: Pool, model_dir: Path) -> Sampler:
     return find_plugin(pool.engine).make_sampler(config, pool, model_dir)
 
 
+def make_lone_sampler(config: Config, pool: Pool, model_dir: Path) -> Sampler:
+    """Makes the pool's sampler for a command that has no learner: see `Plugin.make_lone_sampler`."""
+    return find_plugin(pool.engine).make_lone_sampler(config, pool, model_dir)
+
+
 def make_learner(config: Config, pool: Pool, model_dir: Path) -> Learner:
     """Makes the pool's learner, or this process's part of it. Blocks; may compile."""
     return find_plugin(pool.engine).make_learner(config, pool, model_dir)

@@ -7,7 +7,7 @@ async with Play(source, timeout=60.0) as play:
 
 from __future__ import annotations
 
-import math
+import contextlib
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from rljax.environments.build import Source, make_environment
 from rljax.environments.interface import Environment, Message, Observation, Step
 from rljax.errors import EnvironmentFailed, EnvironmentTimeout
 from rljax.process.call_thread import CallThread, CallTimeout
+from rljax.types import reward_number
 
 
 class Play:
@@ -57,11 +58,15 @@ class Play:
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not _is_bool(flag):
                 raise self._breach("step", f"{name} is {_kind(flag)}, not a bool")
-        if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-            raise self._breach("step", f"the reward is {reward!r}, not a finite number")
+        if isinstance(reward, bool):
+            raise self._breach("step", f"the reward is {reward}, not a number")
+        try:
+            reward = reward_number("the reward", reward)
+        except ValueError as error:
+            raise self._breach("step", str(error)) from None
         if not isinstance(info, Mapping):
             raise self._breach("step", f"info is {_kind(info)}, not a mapping")
-        return Step(self._messages("step", observation), float(reward), bool(terminated), bool(truncated), info)
+        return Step(self._messages("step", observation), reward, bool(terminated), bool(truncated), info)
 
     async def call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a function of the environment on its thread; `name` is for errors."""
@@ -85,9 +90,13 @@ class Play:
 
 
 def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers and bools of a step's info, by name."""
-    real = {str(name): float(value) for name, value in info.items() if isinstance(value, numbers.Real)}
-    return {name: value for name, value in real.items() if math.isfinite(value)}
+    """Returns the numbers and bools of a step's info that a component of a reward may be, by name."""
+    found = {}
+    for name, value in info.items():
+        if isinstance(value, numbers.Real):
+            with contextlib.suppress(ValueError):
+                found[str(name)] = reward_number(str(name), value)
+    return found
 
 
 def _is_message(value: object) -> bool:

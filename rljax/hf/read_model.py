@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rljax.errors import UserError
 from rljax.hf.other_model import Model, parse
 from rljax.hf.spec import CONFIG, DEFAULTS, MODEL_TYPES, ModelSpec, read_config
 from rljax.hf.weights import WeightReader
@@ -26,10 +27,36 @@ def check_stored(directory: Path | str) -> None:
     Without config.json and safetensors it checks nothing. Raises UserError for two models in it, or
     a head that is not the embedding where config.json ties them.
     """
-    directory = Path(directory)
-    if not (directory / CONFIG).is_file() or not any(directory.glob("*.safetensors")):
+    if not _has_weights(directory):
         return
     reader, config = WeightReader(directory), read_config(directory)
     of_family = DEFAULTS.get(MODEL_TYPES.get(str(config.get("model_type")), ""), {})
     if config.get("tie_word_embeddings", of_family.get("tie_word_embeddings", False)):
         reader.check_head()
+
+
+def check_unread(directory: Path | str) -> None:
+    """Checks a directory that nobody here reads, as an engine that reads it does: every number.
+
+    Tensors and their shapes have to be those of config.json where the family is implemented here.
+    Without config.json and safetensors it checks nothing, and of quantized weights the numbers that
+    are plain.
+
+    Raises UserError that names the file and the tensor. Takes about a second per GB, and the disk's
+    time.
+    """
+    if not _has_weights(directory):
+        return
+    reader = WeightReader(directory)
+    if not read_config(directory).get("quantization_config"):
+        try:
+            spec = read_model(directory)
+        except UserError:  # of a family or a setting that only the engine knows: it says what is wrong
+            pass
+        else:
+            reader.check(spec)
+    reader.check_numbers()
+
+
+def _has_weights(directory: Path | str) -> bool:
+    return (Path(directory) / CONFIG).is_file() and any(Path(directory).glob("*.safetensors"))

@@ -23,6 +23,7 @@ from rljax.hf.tensors import EMBEDDING, UNEMBEDDING, tensors
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_FILE_BYTES = 4_000_000_000
+_PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes, as files name them, that may hold NaN and that NumPy reads
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 Shape = tuple[int, ...]
@@ -102,6 +103,16 @@ class WeightReader:
         Nothing else is read. Raises UserError for a damaged file, or a number that is not finite.
         """
         return self._read(self._where[name], self._stored[name], index)
+
+    def check_numbers(self) -> None:
+        """Reads every tensor of plain numbers, those of pictures included, one at a time.
+
+        Raises UserError as `read` does.
+        """
+        for path, file in self._files.items():
+            for name in file.keys():  # noqa: SIM118
+                if file.get_slice(name).get_dtype() in _PLAIN:
+                    self._read(path, name, None)
 
     def stored_name(self, name: str) -> str:
         """Returns the name of a tensor in the files: another one in an image-text model."""

@@ -1,8 +1,9 @@
 """Signals that ask a run to save and exit, and any other command to end.
 
     in a command's set-up     the first raises `Stopped` in the main thread, until it gets through
+    in `raise_on_signals`     the same, in a program of somebody's own
     in `on_stop_signal`       the first calls back
-    after either              the next one ends the process at once
+    after each                the next one ends the process at once; a program gets it as usual
 
 Python drops what is raised in a callback of the garbage collector or a finalizer ("Exception
 ignored in ..."), and anybody's `except BaseException` may catch it. A thread sees that the
@@ -54,9 +55,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Asked:
-    """The stop that a signal has asked for in a command's set-up, until the command ends of it."""
+    """The stop that a signal has asked for in a set-up, until the command or the run ends of it.
 
-    def __init__(self) -> None:
+    Args:
+      ends: a second signal ends the process; else it raises again.
+    """
+
+    def __init__(self, *, ends: bool = True) -> None:
+        self.ends = ends
         self.number: int | None = None  # of the first signal
         self.is_over = False  # the command ends, of whatever
         self.is_told = False  # and its line is on the screen
@@ -104,6 +110,29 @@ def end_on_signals() -> None:
         signal.signal(number, _raise)
 
 
+@contextmanager
+def raise_on_signals() -> Iterator[None]:
+    """Has stop signals raise `Stopped` in the main thread within the block, like `end_on_signals`.
+
+    For a library: it takes over those signals alone that Python or the system would handle, gives
+    them back, and ends no process. Without it asyncio lets the first Ctrl-C wait for the next await
+    of its main task. Outside the main thread it does nothing.
+    """
+    global _asked
+    taken = {n: h for n in _handled() if (h := signal.getsignal(n)) in (signal.SIG_DFL, signal.default_int_handler)}
+    if taken:
+        _asked = _Asked(ends=False)
+    own = _asked
+    for number in taken:
+        signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        own.is_over = own.is_over or bool(taken)
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
 def command_ends(line: str = "") -> None:
     """Notes that the command ends: of a stop signal, with `line` on the screen, or by itself."""
     _asked.is_over, _asked.is_told = True, _asked.is_told or bool(line)
@@ -147,9 +176,11 @@ def _raise(number: int, frame: FrameType | None) -> None:
         with suppress(RuntimeError):  # no thread to be had: it is raised all the same
             _thread.start_new_thread(_asked.insist, ())  # takes no lock, which the main thread may hold just now
         raise _asked.stop()
-    if _asked.insists and not _asked.is_over:
+    if (_asked.insists or not _asked.ends) and not _asked.is_over:
         raise _asked.stop()
-    _end(number, frame)
+    if _asked.ends:
+        _end(number, frame)
+    raise Stopped(number)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -206,7 +237,7 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[Answered]:
         callback()
         for number in before:
             loop.remove_signal_handler(number)
-            if before[number] is _raise:
+            if before[number] is _raise and _asked.ends:
                 signal.signal(number, _end)
 
     def from_any_thread() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from rljax.types import Prompt
+from rljax.types import Prompt, reward_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +21,6 @@ REWARDS = {
 }
 # What these import at their first call, and a reward process does before it: some seconds while the learner compiles
 LIBRARIES = {"rljax.rewards.mathematics": "math_verify", "rljax.rewards.reasoning_gym": "reasoning_gym"}
-LARGEST = (2 - 2.0**-23) * 2.0**127  # size of a reward: float32's, which advantages are
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,15 +94,15 @@ def score_of(returned: Any) -> Score:
     A mapping has the total as "reward", or as verl's "score", beside which text may stand that is
     no component.
 
-    Raises ValueError if it is no finite number or lacks the total.
+    Raises ValueError if it is no number that a reward may be (`reward_number`) or lacks the total.
     """
     if not isinstance(returned, Mapping):
-        return Score(_number("the reward", returned), {})
+        return Score(reward_number("the reward", returned), {})
     total = next((name for name in ("reward", "score") if name in returned), None)
     if total is None:
         raise ValueError(f"a mapping of components needs 'reward', the total; it has: {', '.join(map(str, returned))}")
     items = {str(name): value for name, value in returned.items() if total == "reward" or not _is_remark(value)}
-    parts = {name: _number(f"component {name!r}", value) for name, value in items.items()}
+    parts = {name: reward_number(f"component {name!r}", value) for name, value in items.items()}
     return Score(parts.pop(total), parts)
 
 
@@ -117,31 +114,22 @@ def weighted(names: Sequence[str], weights: Sequence[float], scores: Sequence[Sc
 
     Returns:
       None if no reward applies.
+
+    Raises ValueError if the sum is no number that a reward may be.
     """
     applying = [(name, weight, score) for name, weight, score in zip(names, weights, scores, strict=True) if score is not None]
     if not applying:
         return None
     if len(names) == 1:
-        return dataclasses.replace(applying[0][2], reward=applying[0][2].reward * weights[0])
+        total = reward_number("the weighted reward", applying[0][2].reward * weights[0])
+        return dataclasses.replace(applying[0][2], reward=total)
     components: dict[str, float] = {}
     for name, _, score in applying:
         components |= {f"{name}/{part}": value for part, value in score.components.items() if part != name}
         components[name] = score.reward
-    return Score(sum(weight * score.reward for _, weight, score in applying), components)
+    total = sum(weight * score.reward for _, weight, score in applying)
+    return Score(reward_number("the weighted sum of the rewards", total), components)
 
 
 def _is_remark(value: Any) -> bool:
     return value is None or isinstance(value, str)
-
-
-def _number(what: str, value: Any) -> float:
-    if not (isinstance(value, numbers.Real) or hasattr(value, "__float__")):
-        raise ValueError(f"{what} is {type(value).__name__}, not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {number}")
-    if abs(number) > LARGEST:
-        raise ValueError(
-            f"{what} is {number:.4g}, and training takes no more than {LARGEST:.2g}, as float32 (scale or clip it)"
-        )
-    return number

@@ -31,7 +31,7 @@ from rljax.rollout.buffer import NEVER, Buffer, Ticket, oldest_version
 from rljax.rollout.gathering import Gathering
 from rljax.rollout.result import Failure, Result
 from rljax.rollout.tracker import PromptTracker
-from rljax.rollout.trajectories import check_token_ids
+from rljax.rollout.trajectories import check_token_ids, with_numbers
 from rljax.rollout.workflow import Workflow
 from rljax.seeding import seed_for
 from rljax.types import Completion, Group, Prompt, Request, SamplingParams, Trajectory
@@ -207,7 +207,7 @@ async def run_episode(
         try:
             async with limit:
                 done = await workflow.episode(generator, prompt, params, seed)
-            result = _checked(done)
+            result = _checked(done, workflow)
             check_token_ids(parts_of(result, 0), vocab_size)
         except Rejected:
             result = None
@@ -228,13 +228,21 @@ def _too_late(prompt: Prompt, timeout: float | None, error: Exception) -> Failur
     return Failure(late.kind, late)
 
 
-def _checked(done: object) -> EpisodeResult:
-    """Returns what a workflow returned. Raises TypeError if it may not."""
-    if done is None or isinstance(done, Trajectory):
-        return done
-    if not isinstance(done, list | tuple) or not done or not all(isinstance(part, Trajectory) for part in done):
+def _checked(done: object, workflow: Workflow) -> EpisodeResult:
+    """Returns what a workflow returned, with rewards as floats.
+
+    Raises TypeError for anything but trajectories, and ValueError for a reward that none may be.
+    """
+    if done is None:
+        return None
+    parts = (done,) if isinstance(done, Trajectory) else done
+    if not isinstance(parts, list | tuple) or not parts or not all(isinstance(part, Trajectory) for part in parts):
         raise TypeError(f"the workflow returned {type(done).__name__}: a Trajectory, a list of at least one, or None")
-    return tuple(done)
+    try:
+        checked = tuple(map(with_numbers, parts))
+    except ValueError as error:
+        raise ValueError(f"the workflow {type(workflow).__name__}: {error}") from None
+    return checked[0] if isinstance(done, Trajectory) else checked
 
 
 def _told(result: EpisodeResult) -> dict[str, object]:

@@ -6,12 +6,13 @@ request begins with them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from rljax.metrics.mean import Mean, merge
-from rljax.types import PROMPT_VERSION, Completion, Finish, Trajectory
+from rljax.types import PROMPT_VERSION, Completion, Finish, Trajectory, reward_number
 
 
 class Episode:
@@ -86,6 +87,16 @@ def trajectory_of(
     episode = Episode(prompt_ids, pictures)
     episode.sampled(completion)
     return episode.trajectory(reward, components)
+
+
+def with_numbers(trajectory: Trajectory) -> Trajectory:
+    """Returns a trajectory with its reward and components as floats.
+
+    Raises ValueError for one that is no number that a reward may be (`reward_number`).
+    """
+    reward = reward_number("the reward", trajectory.reward)
+    components = {str(name): reward_number(f"component {name!r}", value) for name, value in trajectory.components.items()}
+    return dataclasses.replace(trajectory, reward=reward, components=components)
 
 
 def check_token_ids(trajectories: Iterable[Trajectory], vocab_size: int | None) -> None:

@@ -16,7 +16,6 @@ from both           heartbeat {}
 from __future__ import annotations
 
 import dataclasses
-import math
 import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from rljax.metrics.mean import Mean
 from rljax.rollout.buffer import NEVER, Ticket, oldest_version
 from rljax.rollout.journal import pack, unpack
 from rljax.rollout.result import Failure, Result
+from rljax.rollout.trajectories import with_numbers
 from rljax.tracing import Event
 from rljax.types import Completion, Finish, Request, SamplingParams
 
@@ -80,9 +80,7 @@ def decode_group(message: Message) -> Result:
     failures = tuple(_decode_failure(entry) for entry in message.fields["failures"])
     wanted = message.fields["wanted"] is True
     for t in trajectories:
-        numbers = (t.reward, *t.components.values())
-        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-            raise ValueError("a reward is not a finite number")
+        with_numbers(t)
         if t.token_ids.min(initial=0) < 0 or not np.isfinite(t.behavior_logp[t.loss_mask]).all():
             raise ValueError("a token id is below 0, or a log-prob is not finite")
         if (t.versions[t.loss_mask] < 0).any():

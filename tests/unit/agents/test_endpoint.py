@@ -257,9 +257,12 @@ def test_rewards_are_set_by_turn(tokenizer):
         await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "b"}])
         await client.post("/rewards", body={"reward": 0.25, "completion_id": first.id}, cast_to=object)
         await client.post("/rewards", body={"reward": 1}, cast_to=object)
-        for body in ({"reward": "much"}, {"reward": True}, {"reward": 1, "completion_id": "chatcmpl-0"}):
+        for body in ({"reward": "much"}, {"reward": True}, {"reward": 1, "completion_id": "chatcmpl-0"}, {"reward": 1e300}, {}):
             with pytest.raises(openai.BadRequestError):
                 await client.post("/rewards", body=body, cast_to=object)
+        for text, says in (("Infinity", "not a JSON number"), ("1" + 400 * "0", "not a finite"), ("1e39", "no more than")):
+            with pytest.raises(openai.BadRequestError, match=says):
+                await client.post("/rewards", content=f'{{"reward": {text}}}', cast_to=object)
 
     served.run(talk)
     assert [turn.reward for turn in served.session.recording.turns] == [0.25, 1.0]

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -353,6 +354,35 @@ def test_a_signal_saves_a_scripts_run_and_ends_its_loop_over_seeds(config, tmp_p
     (run,) = runs
     status = json.loads((run / "status.json").read_text())
     assert status["state"] == "stopped" and (run / "checkpoints" / str(status["step"])).is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_scripts_start_ends_it_at_once_and_the_programs_handlers_are_its_own_again(
+    config, tmp_path, monkeypatch, number
+):
+    """While the start is busy, as with the tokens of many prompts: asyncio would let it end first."""
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: lambda *_: None}
+    inherited = {each: signal.signal(each, handler) for each, handler in ours.items()}
+    worked = 0
+
+    def busy(*arguments):
+        nonlocal worked
+        os.kill(os.getpid(), number)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            worked += 1
+
+    monkeypatch.setattr(train, "_open", busy)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt, match=f"^stopped by {number.name}$"):
+            rljax.train(config, workdir=tmp_path / "run")
+        assert worked < 10_000 and time.monotonic() - began < 20
+        assert {each: signal.getsignal(each) for each in ours} == ours
+    finally:
+        for each, handler in inherited.items():
+            signal.signal(each, handler)
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "stopped"
 
 
 def test_a_notebooks_interrupt_during_the_start_ends_the_run_and_the_cell(config, tmp_path, monkeypatch):

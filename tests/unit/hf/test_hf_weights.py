@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rljax.config.schema import ModelConfig
 from rljax.errors import UserError
 from rljax.hf import ModelSpec, WeightReader, init_directory, tensors, write_weights
-from rljax.hf.read_model import check_stored, read_model
+from rljax.hf.read_model import check_stored, check_unread, read_model
 
 MODEL = ModelConfig("qwen2", 32, 64, 2, 4, 2, 8, 64, False, 0.02, "char")
 LIMIT = 20_000  # bytes a file, so that there are several
@@ -222,3 +223,67 @@ def test_a_number_that_is_not_finite_is_refused_with_its_tensor(directory, dtype
                 reader.read(name, index)
             unchecked = WeightReader(directory, check_numbers=False).read(name, index)  # as a publish reads it
             assert np.count_nonzero(~np.isfinite(unchecked.astype(np.float32))) == 1
+
+
+def in_place(name, change):
+    def edit(arrays):
+        arrays[name] = change(arrays[name])
+
+    return edit
+
+
+NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+DAMAGE = {
+    "a number": (in_place(UP, lambda a: np.where(np.arange(a.size).reshape(a.shape) == 5, np.nan, a)), "NaN or infinity, 1 of"),
+    "a shape": (in_place(UP, lambda a: a[:-1].copy()), r"has shape \[63, 32\], config.json says \[64, 32\]"),
+    "a tensor": (lambda arrays: arrays.pop(NORM), "'model.norm.weight' is missing"),
+    "one more": (lambda arrays: arrays.update({"model.layers.2.mlp.up_proj.weight": arrays[UP]}), "is not part of"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_model_that_only_a_server_reads_is_checked_as_the_learner_does(directory, damage):
+    """What `check_unread` refuses is what a load of ours refuses, in the same words."""
+    check_unread(directory)
+    change, says = DAMAGE[damage]
+    rewrite(directory, change)
+
+    def load():
+        reader = WeightReader(directory)
+        reader.check(read_model(directory))
+        for name in reader.shapes:
+            reader.read(name)
+
+    messages = []
+    for read in (load, lambda: check_unread(directory)):
+        with pytest.raises(UserError, match=says) as error:
+            read()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "\n" not in messages[0]
+
+
+def test_a_model_that_only_a_server_knows_is_read_for_its_numbers_alone(directory):
+    """Of a mixture of experts, or quantized: the shapes are the server's business."""
+    plain = json.loads((directory / "config.json").read_text())
+    arrays = contents(directory) | {"scale": np.ones(3, np.int8), "x": np.ones(3, np.float32)}
+
+    def write():
+        save_file(arrays, directory / "model.safetensors")
+
+    write()
+    with pytest.raises(UserError, match="is not part of"):
+        check_unread(directory)
+    for other in ({"model_type": "qwen3_moe", "num_experts": 8}, {"quantization_config": {"quant_method": "gptq"}}):
+        (directory / "config.json").write_text(json.dumps(plain | other))
+        arrays["x"] = np.ones(3, np.float32)
+        write()
+        check_unread(directory)
+        arrays["x"] = np.full(3, np.inf, np.float32)
+        write()
+        with pytest.raises(UserError, match="'x' has NaN or infinity, 3 of the 3"):
+            check_unread(directory)
+
+
+def test_without_weights_there_is_nothing_to_check(tmp_path):
+    check_unread(tmp_path)
+    check_unread("Qwen/Qwen3-0.6B")

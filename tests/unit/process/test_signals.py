@@ -6,11 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from rljax.experiments import recording
-from rljax.process.signals import STOP_SIGNALS, Stopped, command_ends, end_on_signals, on_stop_signal
+from rljax.process.signals import (
+    PATIENCE,
+    STOP_SIGNALS,
+    Stopped,
+    command_ends,
+    end_on_signals,
+    on_stop_signal,
+    raise_on_signals,
+)
 from rljax.sinks.run_directory import RunDirectory
 
 
@@ -55,6 +64,35 @@ def test_a_run_answers_the_first_signal_and_leaves_the_next_one_to_the_system():
 
     asyncio.run(alone())
     asyncio.run(signaled())
+
+
+class Swallowing:
+    """An object whose end loses the exception that a signal raises in it."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_in_somebodys_program_every_signal_raises_and_one_that_was_lost_again(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)  # pytest's keeps the exception
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, own := lambda *_: None)
+    reached = []
+    with pytest.raises(Stopped, match=r"^stopped by SIGINT$"), raise_on_signals():
+        Swallowing()  # its exception is lost
+        reached.append("behind it")
+        time.sleep(20)
+    assert reached
+    with raise_on_signals():
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # a command would be gone at the second
+            with pytest.raises(Stopped):
+                os.kill(os.getpid(), number)
+                time.sleep(20)
+        assert signal.getsignal(signal.SIGHUP) is own
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert handlers == [signal.default_int_handler, signal.SIG_DFL, own]
+    time.sleep(3 * PATIENCE)  # nothing is raised behind the block
 
 
 def test_signals_that_were_ignored_stay_ignored():

@@ -31,14 +31,15 @@ class Countdown:
             raise KeyError("lost")
         if self.fault == "hangs":
             asyncio.run(asyncio.Event().wait())
-        if self.fault == "nan":
-            return "", float("nan"), False, False, {}
+        if isinstance(self.fault, tuple | list):
+            return "", self.fault[0], False, False, {}
         if self.fault == "flag":
             return "", 0.0, "no", False, {}
         if self.fault == "four":
             return "", 0.0, False, {}
         self.left -= 1
-        return f"{self.left}!", float(action), self.left == 0, False, {"left": self.left, "name": "x", "nan": float("nan")}
+        info = {"left": self.left, "name": "x", "nan": float("nan"), "large": 1e300, "digits": 10**400}
+        return f"{self.left}!", float(action), self.left == 0, False, info
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,11 @@ def test_guess_the_number_by_halving_never_fails(tokenizer):
     [
         ("raises", EnvironmentFailed, "own_environments:Countdown.step raised KeyError: 'lost'"),
         ("hangs", EnvironmentTimeout, "own_environments:Countdown.step ran longer than 0.2 s"),
-        ("nan", EnvironmentFailed, "the reward is nan, not a finite number"),
+        ((float("nan"),), EnvironmentFailed, "own_environments:Countdown.step: the reward is nan, not a finite number"),
+        ((1e300,), EnvironmentFailed, "own_environments:Countdown.step: the reward is 1e+300, and training takes no more"),
+        ((10**400,), EnvironmentFailed, "own_environments:Countdown.step: the reward is inf, not a finite number"),
+        ((True,), EnvironmentFailed, "own_environments:Countdown.step: the reward is True, not a number"),
+        (("1",), EnvironmentFailed, "own_environments:Countdown.step: the reward is str, not a number"),
         ("flag", EnvironmentFailed, "terminated is a str, not a bool"),
         ("four", EnvironmentFailed, "returned a tuple, not (observation, reward, terminated, truncated, info)"),
     ],

@@ -5,8 +5,10 @@ A small process stands in for SGLang, which tests/contract starts for real.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,17 +17,20 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from rljax.config.allocation import Pool
+from rljax.engine import find_plugin
 from rljax.engine.rank import LOOPBACK, free_port
-from rljax.engines.http import reaper
+from rljax.engines.http import launcher, reaper
 from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import Process, SglangServers, environment, installed_release, launch_command
 from rljax.errors import UserError
 from rljax.testing.models import config_of, make_model
+from tests.shared import REPOSITORY
 
 STAND_IN = """
 import argparse, http.server, json, os, subprocess, sys, time
@@ -123,6 +128,78 @@ def test_no_server_reads_a_model_that_the_learner_reads_otherwise(tmp_path):
     save_file(arrays | {"lm_head.weight": head}, model_dir / "model.safetensors")
     with pytest.raises(UserError, match=r"lm_head\.weight.*tie_word_embeddings"):
         SglangServers(config(tmp_path, python=str(tmp_path / "none")), Pool("sglang"), model_dir)
+
+
+def with_a_nan(model_dir: Path) -> Path:
+    arrays = load_file(model_dir / "model.safetensors")
+    arrays["model.norm.weight"][3] = np.nan
+    save_file(arrays, model_dir / "model.safetensors")
+    return model_dir
+
+
+NAN = r"model\.safetensors: tensor 'model\.norm\.weight' has NaN or infinity, 1 of"
+
+
+def test_servers_without_a_learner_load_no_model_that_is_damaged(stand_in, tmp_path):
+    """With one it has read the same directory; then it is not read again."""
+    model_dir, plugin, pool = make_model(tmp_path / "model"), find_plugin("sglang"), Pool("sglang")
+    asyncio.run(plugin.make_lone_sampler(config(tmp_path), pool, model_dir).close())
+    with_a_nan(model_dir)
+    with pytest.raises(UserError, match=NAN):
+        plugin.make_lone_sampler(config(tmp_path, python=str(tmp_path / "none")), pool, model_dir)  # before it is looked for
+    asyncio.run(plugin.make_sampler(config(tmp_path), pool, model_dir).close())
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_the_model_of_a_server_that_runs_already_is_read_while_it_has_its_weights(stand_in, tmp_path, monkeypatch, version):
+    """A published version has other weights than its directory."""
+    model_dir = make_model(tmp_path / "model")
+
+    def of_version(*given):
+        command = launch_command(*given)
+        command[command.index("--weight-version") + 1] = str(version)
+        return command
+
+    monkeypatch.setattr(launcher, "launch_command", of_version)
+    servers = SglangServers(config(tmp_path), Pool("sglang"), model_dir)
+    try:
+        monkeypatch.setenv("RLJAX_TOKEN", servers.remotes[0]._token)
+        attached, plugin = config_of(**{"rollout.addr": servers.remotes[0].base}), find_plugin("http")
+        asyncio.run(plugin.make_lone_sampler(attached, Pool("http"), tmp_path).close())
+        with_a_nan(model_dir)
+        asyncio.run(plugin.make_sampler(attached, Pool("http"), tmp_path).close())  # a run publishes its own
+        if version:
+            asyncio.run(plugin.make_lone_sampler(attached, Pool("http"), tmp_path).close())
+            return
+        with pytest.raises(
+            UserError, match=rf"rollout\.addr: {servers.remotes[0].base} serves a model that is damaged: .*{NAN}"
+        ):
+            plugin.make_lone_sampler(attached, Pool("http"), tmp_path)
+    finally:
+        servers.close()
+
+
+@pytest.mark.parametrize("command", ["serve", "evaluate", "rollout"])
+def test_commands_without_a_learner_refuse_a_damaged_model_in_a_line(stand_in, tmp_path, command):
+    model_dir = with_a_nan(make_model(tmp_path / "model"))
+    flags = {
+        "config": "configs/quickstart.py",
+        "config.allocation_mode": "sglang:d1",
+        "config.sglang.device": "cpu",
+        "config.actor.init_from_scratch": False,
+        "config.actor.path": model_dir,
+        "config.evaluator.max_prompts": 2,
+        "out": tmp_path / "out",
+        "model": model_dir,
+    }
+    of = {"serve": ("out", "model"), "rollout": ("model",), "evaluate": ()}[command]
+    flags = [f"--{name}={value}" for name, value in flags.items() if name not in of]
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{command}", *flags], capture_output=True, text=True, timeout=120, cwd=REPOSITORY
+    )
+    (line,) = [line for line in done.stderr.splitlines() if "NaN" in line]
+    assert done.returncode == 1 and re.search(NAN, line) and "Traceback" not in done.stderr
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_port_that_somebody_took_is_replaced_by_another(stand_in, tmp_path):
