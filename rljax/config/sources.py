@@ -107,7 +107,7 @@ class Sources:
                 self._use(module, i)
                 self._want(target, path)
             self._want(f"{module.name}.{head}", rest)  # a submodule, if there is one
-            if head != "__getattr__":
+            if head != "__getattr__" and is_users(module.name):  # many packages answer old names by one
                 self._want(module.name, ("__getattr__",))
 
     def _use(self, module: _Module, index: int) -> None:
