@@ -5,7 +5,7 @@ a learner       learner.py, logprobs.py (logprobs_case.py, _jax, _torch), packin
 both            publish.py, saves.py, grpo_step.py (beside TRL and google-tunix)
 whole runs      gpu_run.py, several_gpus.py (several/), curves.py
 the plan        plan_gpu.py, plan_no_gpu.py, plan_cases.py, plan_compiler.py, tpu_compile.py
-the runtime     buffer.py, tracing.py, check.py
+the runtime     start.py, buffer.py, tracing.py, check.py
 the doctor      broken_runs.py (run_library/)
 rewards         verifiers.py (verifier_cases.py, verifier_forms.py)
 

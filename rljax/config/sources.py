@@ -103,11 +103,10 @@ class Sources:
                     target, names = f"{target}.{names[0]}", names[1:]
                 self._want(target, (*names, *rest))
         if not holders:
-            for i, target in module.stars:
-                self._use(module, i)
+            for target in module.stars:
                 self._want(target, path)
             self._want(f"{module.name}.{head}", rest)  # a submodule, if there is one
-            if head != "__getattr__":
+            if head != "__getattr__" and is_users(module.name):  # many packages answer old names by one
                 self._want(module.name, ("__getattr__",))
 
     def _use(self, module: _Module, index: int) -> None:
@@ -131,7 +130,7 @@ class _Module:
 
     Attributes:
       bound: the statements that bind a name, by their indices.
-      stars: statements "from X import *", with X.
+      stars: X of each statement "from X import *".
       used: indices of the statements that were found to be used.
     """
 
@@ -139,12 +138,12 @@ class _Module:
         self.name, self.package, self.statements = name, package, statements
         self.used = set[int]()
         self.bound = dict[str, list[int]]()
-        self.stars = list[tuple[int, str]]()
+        self.stars = list[str]()
         for i, statement in enumerate(statements):
             for bound in _bound(statement):
                 self.bound.setdefault(bound, []).append(i)
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
-                self.stars += [(i, target) for target, _ in _targets(statement, package)]
+                self.stars += [target for target, _ in _targets(statement, package)]
 
     def imports_as(self, index: int, name: str) -> Iterator[tuple[str, _Path]]:
         """Yields the module, and the path in it, that a statement imports under a name."""

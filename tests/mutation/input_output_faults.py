@@ -55,6 +55,25 @@ GOES_IN = (
         ("experiments/train.py", "    agreement.check(model_dir, tokenizer)\n", ""),
     ),
     *_seen_by(
+        "in: a reward is no number within float32",
+        f"{UNIT}/rollout/test_rewards_of_workflows.py",
+        ("rljax/rollout/producer.py", "checked = tuple(map(with_numbers, parts))", "checked = tuple(parts)"),
+        ("rljax/types.py", "    if abs(number) > LARGEST_REWARD:", "    if False:"),
+    ),
+    *_seen_by(
+        "in: a model that no learner reads is damaged",
+        f"{UNIT}/hf/test_hf_weights.py::test_a_model_that_only_a_server_reads_is_checked_as_the_learner_does",
+        ("rljax/hf/read_model.py", "    reader.check_numbers()", "    pass"),
+        ("rljax/hf/read_model.py", "            reader.check(spec)", "            pass"),
+    ),
+    *_seen_by(
+        "in: an edit in another file of the user's goes unnoticed",
+        f"{UNIT}/config/test_sources.py",
+        ("rljax/config/sources.py", "                self._want(target, (*names, *rest))", "                pass"),
+        ("rljax/config/sources.py", "                self.add(target, [", "                print(target, ["),
+        ("rljax/config/sources.py", "                self.add(module.__name__, [", "                print(["),
+    ),
+    *_seen_by(
         "in: bytes that are no text",
         f"{FORMATS}::test_a_mark_of_utf8_is_no_part_of_the_first_record "
         f"{FORMATS}::test_a_surrogate_that_stands_alone_is_no_text",

@@ -1,22 +1,26 @@
-"""docs/coming-from.md: its functions give the objective of TRL and of verl, by numbers, and its keys exist.
+"""docs/coming-from.md: its functions give the objectives of TRL, verl and OpenRLHF, by numbers, and its keys exist.
 
-The formulas are written down from their sources: TRL 1.16 (`trainer/grpo_trainer.py`) and verl 0.9
-(`trainer/ppo/core_algos.py`).
+The formulas are written down from their sources: TRL 1.16 (`trainer/grpo_trainer.py`), verl 0.9
+(`trainer/ppo/core_algos.py`) and OpenRLHF 0.11.2.
 """
 
+import functools
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rljax.config import checks as config_checks
 from rljax.config import io as config_io
 from rljax.config.defaults import get_config
 from rljax.config.learning_rate import make_schedule
-from rljax.objective import oracle
-from rljax.objective.advantages import normalized
+from rljax.configs import quickstart
+from rljax.objective import losses, oracle
+from rljax.objective.advantages import advantages_of, normalized
 from rljax.objective.aggregation import loss_weights
 from rljax.objective.spec import Objective, TokenArrays
+from rljax.types import PROMPT_VERSION, Finish, Group, Trajectory
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming-from.md"
 OLDER_OF_TRL = {"max_prompt_length", "warmup_ratio", "torch_dtype"}  # which people still have in their files
@@ -116,6 +120,188 @@ def test_an_aggregation_of_the_page_gives_verls(mode):
     constant = {"seq-mean-token-sum": 1, "seq-mean-token-sum-norm": factor}.get(mode)
     weight = np.stack(loss_weights(list(mask), ours, constant))
     np.testing.assert_allclose((weight * loss).sum(), VERL_AGGREGATIONS[mode](loss, mask, factor), rtol=1e-6)
+
+
+# OpenRLHF 0.11: models/loss.py, models/utils.py, trainer/ppo_utils/experience_maker.py
+
+OPENRLHF = ["gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo", "flash_reinforce"]
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+
+
+def openrlhf_advantages(estimator, rewards, kl, values, mask):
+    """The reward less its baseline at the last token, less 0.01 of the KL at each; summed up, or GAE; whitened."""
+    groups = rewards.reshape(-1, GROUP)
+    baseline = {
+        "rloo": (groups.sum(1, keepdims=True) - groups) / (GROUP - 1),
+        "flash_reinforce": groups.mean(),
+        **dict.fromkeys(("gae", "reinforce"), 0.0),
+    }.get(estimator, groups.mean(1, keepdims=True))
+    shaped = (groups - baseline) / (groups.std(1, ddof=1, keepdims=True) + 1e-9 if estimator == "group_norm" else 1.0)
+    token_rewards = np.where(mask, -0.01 * kl, 0.0)
+    token_rewards[np.arange(len(mask)), mask.sum(1) - 1] += np.clip(shaped.ravel(), -10, 10)
+    if estimator == "gae":
+        following = np.pad(np.where(mask, values, 0.0), ((0, 0), (0, 1)))
+        token_rewards = token_rewards + following[:, 1:] - following[:, :-1]  # deltas, with gamma and lambda 1
+    advantage = np.cumsum(token_rewards[:, ::-1], axis=1)[:, ::-1]
+    returns = advantage + np.where(mask, values, 0.0)
+    if estimator in WHITENED:
+        mean = advantage[mask].mean()
+        advantage = (advantage - mean) / np.sqrt(max(((advantage[mask] - mean) ** 2).mean(), 1e-8))
+    return np.where(mask, advantage, 0.0), np.where(mask, returns, 0.0)
+
+
+def trajectory_of(reward, behavior, mask):
+    """A prompt of one token, and what is sampled behind it."""
+    length = int(mask.sum()) + 1
+    sampled = np.arange(length) > 0
+    logp = np.where(sampled, np.pad(behavior[: length - 1], (1, 0)), 0).astype(np.float32)
+    versions = np.where(sampled, 0, PROMPT_VERSION).astype(np.int32)
+    return Trajectory(np.arange(length, dtype=np.int32), sampled, logp, versions, float(reward), {}, Finish.STOP)
+
+
+def in_rows(arrays):
+    """Arrays of trajectories without their prompts, padded with 0."""
+    return np.stack([np.pad(array[1:], (0, SHAPE[1] + 1 - len(array))) for array in arrays])
+
+
+def in_groups(rewards, behavior, mask):
+    trajectories = [trajectory_of(*parts) for parts in zip(rewards, behavior, mask, strict=True)]
+    return [Group(f"0/{i}", tuple(trajectories[i : i + GROUP])) for i in range(0, len(trajectories), GROUP)]
+
+
+def with_prompts(rows, mask):
+    """Rows as arrays of trajectories, with a 0 for the prompt."""
+    return [np.pad(row[:length], (1, 0)) for row, length in zip(rows, mask.sum(1), strict=True)]
+
+
+@pytest.mark.parametrize("estimator", OPENRLHF)
+def test_as_openrlhf_gives_its_advantages_and_its_loss(setters, estimator):
+    """The KL of its reward is of recomputed log-probs there, and here of those that sampled, as the page says."""
+    config = config_of(lambda tree: setters["as_openrlhf"](tree, estimator))
+    rewards, logp, proximal, behavior, mask = batch()
+    random, with_critic = np.random.default_rng(2), estimator == "gae"
+    reference, values = behavior + random.normal(scale=0.5, size=SHAPE), random.normal(size=SHAPE)
+    found = advantages_of(
+        in_groups(rewards, behavior, mask),
+        config,
+        values=with_prompts(values, mask) if with_critic else None,
+        reference_logp=with_prompts(reference, mask),
+    )
+    advantage, returns = openrlhf_advantages(estimator, rewards, behavior - reference, values, mask)
+    np.testing.assert_allclose(in_rows(found.advantage), advantage, rtol=1e-5, atol=1e-6)
+    if with_critic:
+        np.testing.assert_allclose(in_rows(found.returns), returns, rtol=1e-5, atol=1e-6)
+    tokens = tokens_of(config, mask, advantage, behavior, proximal)
+    ours = oracle.policy_objective(logp, np.zeros(SHAPE), tokens, Objective.from_config(config)).loss
+    theirs = clipped(logp, proximal, advantage, 0.2, 0.2)
+    np.testing.assert_allclose(ours, np.where(mask, theirs, 0).sum() / mask.sum(), rtol=1e-6)
+
+
+def test_reinforce_without_its_std_is_what_the_page_says(setters):
+    def setter(tree):
+        setters["as_openrlhf"](tree, "reinforce")
+        tree.actor.adv_estimator, tree.actor.reward_norm.mean_level = "grpo", "none"
+        tree.actor.adv_norm.std_level = "none"
+
+    rewards, _, _, behavior, mask = batch()
+    reference = behavior + np.random.default_rng(2).normal(scale=0.5, size=SHAPE)
+    found = advantages_of(in_groups(rewards, behavior, mask), config_of(setter), reference_logp=with_prompts(reference, mask))
+    _, sums = openrlhf_advantages("reinforce", rewards, behavior - reference, np.zeros(SHAPE), mask)  # without values
+    expected = np.where(mask, sums - sums[mask].mean(), 0.0)
+    np.testing.assert_allclose(in_rows(found.advantage), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", OPENRLHF)
+def test_a_run_accepts_what_as_openrlhf_sets(setters, estimator):
+    tree = quickstart.get_config()
+    setters["as_openrlhf"](tree, estimator)
+    config_checks.check(config_io.from_dict(tree.to_dict()))
+
+
+def tokens_of(config, mask, advantage, behavior, proximal, reference=None):
+    weight = np.stack(loss_weights(list(mask), config.actor.loss_aggregation))
+    return TokenArrays(weight, mask, advantage, behavior, np.ones(SHAPE, int), proximal, reference)
+
+
+def openrlhf_sequence_loss(logp, proximal, behavior, advantage, mask):
+    """gspo: the ratio is the exponential of a sequence's mean log-ratio; the mean over sequences of their means."""
+    counts = mask.sum(1, keepdims=True)
+    ratio = np.exp(np.where(mask, logp - proximal, 0).sum(1, keepdims=True) / counts) * mask
+    loss = np.maximum(-ratio * advantage, -np.clip(ratio, 0.8, 1.2) * advantage)
+    return (np.where(mask, loss, 0).sum(1) / counts[:, 0]).mean()
+
+
+def openrlhf_corrected_loss(mode, logp, proximal, behavior, advantage, mask):
+    """is_correction_level token, is_correction_threshold 1.5."""
+    weight = np.exp(proximal - behavior)
+    weight = np.minimum(weight, 1.5) if mode == "clip" else np.where(weight <= 1.5, weight, 0.0)
+    return np.where(mask, weight * clipped(logp, proximal, advantage, 0.2, 0.2), 0).sum() / mask.sum()
+
+
+def gspo(actor):
+    actor.importance_sampling_level, actor.loss_aggregation = "sequence", "seq-mean-token-mean"
+
+
+def corrected(mode):
+    def change(actor):
+        actor.use_decoupled_loss, actor.behav_imp_weight_mode, actor.behav_imp_weight_cap = True, mode, 1.5
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "theirs"),
+    [
+        (gspo, openrlhf_sequence_loss),
+        (corrected("mask"), functools.partial(openrlhf_corrected_loss, "mask")),
+        (corrected("clamp"), functools.partial(openrlhf_corrected_loss, "clip")),
+    ],
+    ids=["gspo", "mask", "clip"],
+)
+def test_openrlhfs_other_losses_are_those_that_the_page_names(setters, change, theirs):
+    def setter(tree):
+        setters["as_openrlhf"](tree, "rloo")
+        change(tree.actor)
+
+    config = config_of(setter)
+    _, logp, proximal, behavior, mask = batch()
+    assert (np.exp(proximal - behavior)[mask] > 1.5).any()
+    advantage = np.broadcast_to(np.random.default_rng(3).normal(size=(len(mask), 1)), SHAPE)
+    tokens = tokens_of(config, mask, advantage, behavior, proximal)
+    ours = oracle.policy_objective(logp, np.zeros(SHAPE), tokens, Objective.from_config(config)).loss
+    np.testing.assert_allclose(ours, theirs(logp, proximal, behavior, advantage, mask), rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_kl_in_the_loss_has_openrlhfs_unbiased_gradient(setters, estimator):
+    """That of w (log-ratio)^2 / 2, w held, whatever the estimator: here by finite differences."""
+
+    def setter(tree):
+        setters["as_openrlhf"](tree, "rloo")
+        tree.actor.kl_placement, tree.actor.kl_estimator, tree.actor.behav_imp_weight_cap = "loss", estimator, 10.0
+
+    config = config_of(setter)
+    _, logp, old, reference, mask = batch()
+    logp[0, 0] = old[0, 0] + 3.0  # a weight above 10
+    tokens = tokens_of(config, mask, np.zeros(SHAPE), old, old, reference)
+    ours = oracle.policy_objective(logp, np.zeros(SHAPE), tokens, Objective.from_config(config)).d_logp
+    weight, h = np.minimum(np.exp(logp - old), 10.0), 1e-5
+
+    def surrogate(moved):  # of each token; the tokens are added up
+        return 0.01 * np.where(mask, weight * (moved - reference) ** 2 / 2, 0) / mask.sum()
+
+    np.testing.assert_allclose(ours, (surrogate(logp + h) - surrogate(logp - h)) / (2 * h), rtol=1e-6, atol=1e-10)
+
+
+def test_the_value_loss_is_openrlhfs():
+    """Half the larger squared error, of the value and of the one clipped at value_clip 0.5."""
+    random, (*_, mask) = np.random.default_rng(4), batch()
+    values, old, returns = random.normal(size=(3, *SHAPE))
+    clipped_values = old + np.clip(values - old, -0.5, 0.5)
+    theirs = 0.5 * np.maximum((clipped_values - returns) ** 2, (values - returns) ** 2)
+    weight = np.stack(loss_weights(list(mask), "token-mean"))
+    ours = losses.value_loss(values, old, returns, mask, weight, clip=0.5).sum
+    np.testing.assert_allclose(ours, np.where(mask, theirs, 0).sum() / mask.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])

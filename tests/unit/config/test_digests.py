@@ -98,6 +98,15 @@ def test_an_object_that_counts_its_calls_stays_the_same_one():
     assert scorer.calls == 1 and digests.digests_of(config) == before
 
 
+@pytest.mark.parametrize("mode", ["jax:d1", "jax:d2+jax:f2", "sglang:d1+fsdp:d1", "torch:d1", "json:d1", "os:d1"])
+def test_a_value_with_a_colon_that_names_nothing_of_the_users_has_no_digest(mode):
+    """Some packages answer any name by a function, as jax does, or import all names of others."""
+    assert (
+        digests.digests_of(make_config({"allocation_mode": mode, "rollout.addr": "http://127.0.0.1:1", "reward.name": "exact"}))
+        == {}
+    )
+
+
 def test_what_has_no_digest_ends_no_run():
     class Odd:
         def __getattr__(self, name):
