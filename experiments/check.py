@@ -313,7 +313,7 @@ class Checks:
             params = sampling_params(config.gconfig, tokenizer)
             chosen = [next(prompts) for _ in range(ROLLOUTS.value)]
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
-            sampler = engine.make_sampler(config, pools.sampler, self._model_dir)
+            sampler = engine.make_lone_sampler(config, pools.sampler, self._model_dir)
             try:
                 self._findings += check_rollouts(await run(sampler, evaluation, config, lambda _: None))
                 if config.warmup.steps:

@@ -176,7 +176,7 @@ async def _episodes(
             if scores_by_rewards(workflow):
                 trial = checked(rewards, config.reward.name, Records.of_set(held_out), tokenizer)
                 await trials.enter_async_context(trial)
-        sampler = engine.make_sampler(config, pools.sampler, found.model_dir)
+        sampler = engine.make_lone_sampler(config, pools.sampler, found.model_dir)
         try:
             done = []
             for each in evaluations_of(config, sets, workflow, tokenizer):

@@ -103,7 +103,7 @@ def rollout() -> None:
     # --------------------------------------------------------------------------------------------------------------------
     # Sampler and workflow
     # --------------------------------------------------------------------------------------------------------------------
-    sampler = engine.make_sampler(config, pool, model_dir)
+    sampler = engine.make_lone_sampler(config, pool, model_dir)
     groups, failures = asyncio.run(_groups(config, sampler, source, prompts, tokenizer))
     dump.save(out, groups, tokenizer)
     _report(groups, failures, out)

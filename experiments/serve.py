@@ -50,7 +50,7 @@ def serve() -> None:
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
-    sampler = engine.make_sampler(config, pool, model_dir)
+    sampler = engine.make_lone_sampler(config, pool, model_dir)
     asyncio.run(_serve(config, sampler, model_dir, tokenizer))
 
 

@@ -113,7 +113,7 @@ class Driver:
         engine.check(config, dataclasses.replace(pools, learner=None))
         engine.prepare(dataclasses.replace(pools, learner=None))
         tokenizer = load_tokenizer(directory, config.rollout)
-        sampler = engine.make_sampler(config, pool, Path(directory))
+        sampler = engine.make_lone_sampler(config, pool, Path(directory))
         return cls(config, sampler, tokenizer, vocab_size=read_vocab_size(directory))
 
     @property
