@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import rljax
+from rljax.process import standard_streams
 from rljax.process.first_signals import end_at_once_on_signals
 
 # Commands in the order of their listing. A new binary is added here.
@@ -59,6 +60,7 @@ def main() -> None:
 
     Exits with status 1 and one line where there is none of that name.
     """
+    standard_streams.open_closed()
     end_at_once_on_signals()
     command, arguments = "rljax", sys.argv[1:]
     while command in MENUS:

@@ -69,7 +69,7 @@ MODES = {
 def run() -> None:
     arguments = main.arguments_from_flags()
     if arguments and not DIFF.value:
-        raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
+        raise main.unexpected(arguments[0])
     workdirs = main.run_directories([WORKDIR.value or ""])
     if DIFF.value:
         _check_flags("--diff")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 
 from rljax.errors import GuardrailError, RankFailed, TooManyFailures, UserError
 
@@ -31,5 +32,20 @@ def is_no_space(error: Exception) -> bool:
 
 def no_space_line(error: Exception) -> str:
     """Names the file, where the error has it, and what to do."""
+    if not getattr(error, "filename", None) and (stream := _full_stream()):
+        return f"{stream}: {_FULL} (where it is redirected to; free some, and run the same command again to go on)"
     where = getattr(error, "filename", None) or "disk"
     return f"{where}: {_FULL} (free some, and run the same command again to go on)"
+
+
+def _full_stream() -> str:
+    """Returns the standard stream whose file takes nothing more; empty if both do."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            stream.flush()  # text that was not taken is still in it
+            os.write(stream.fileno(), b"")
+        except OSError as error:  # io.UnsupportedOperation, without a descriptor, is one too
+            if error.errno in _NO_SPACE:
+                return name
+    return ""

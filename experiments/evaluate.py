@@ -53,7 +53,7 @@ def evaluate() -> None:
     if COMPARE.value:
         return _compare(arguments)
     if arguments:
-        raise UserError(f"{arguments[0]}: unexpected argument (--help names the flags)")
+        raise main.unexpected(arguments[0])
     # --------------------------------------------------------------------------------------------------------------------
     # Config, and the sampler's half of the allocation
     # --------------------------------------------------------------------------------------------------------------------
@@ -92,6 +92,8 @@ def _config(workdir: Path | None) -> Config:
     from rljax.config import io as config_io
     from rljax.diagnosis.run_files import config_of
 
+    if main.FLAGS.config is None and workdir is None:
+        raise UserError("--workdir: missing (the directory of a run; or --config, a config with an evaluation set)")
     if main.FLAGS.config is not None or workdir is None:
         config = main.config_from_flags()
     else:

@@ -54,7 +54,9 @@ def run() -> None:
     if LORA.value == "adapter" and DTYPE.value not in (None, "float32"):
         raise UserError("--dtype: an adapter is written in float32, as it was trained")
     workdir, out = Path(WORKDIR.value), Path(OUT.value)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out: {out} is a file (a directory for the model)")
+    if out.exists() and any(out.iterdir()):
         raise UserError(f"--out: {out} is not empty (remove it, or choose another)")
     config = config_of(workdir)
     checkpoint = export.find(workdir, STEP.value)

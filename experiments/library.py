@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rljax.config.schema import Config
 from rljax.errors import UserError
 from rljax.experiments import screen
 from rljax.experiments import train as binary
+from rljax.process import standard_streams
 from rljax.process.signals import Stopped, raise_on_signals, request_stop
 from rljax.run.parts import Outcome
 
@@ -51,8 +53,11 @@ def train(
       KeyboardInterrupt: a signal, perhaps SIGTERM, has stopped it. It was saved, and the same call
         goes on.
     """
+    if not isinstance(workdir, str | os.PathLike):
+        raise UserError(f"workdir: {workdir!r} is no path (the directory of the run)")
     if not str(workdir):
         raise UserError("workdir: empty (the directory of the run)")
+    standard_streams.open_closed()
     resolved = _with(_config_of(config), reward, workflow)
     if not _in_event_loop():
         with screen.shown(), raise_on_signals():

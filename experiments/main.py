@@ -29,7 +29,7 @@ from absl import app, flags, logging
 
 from rljax.errors import GuardrailError, PluginFailed, RankFailed, TooManyFailures, UserError
 from rljax.experiments import command_help, error_lines, screen
-from rljax.process import frames, interpreter
+from rljax.process import frames, interpreter, standard_streams
 from rljax.process.signals import Stopped, command_ends, end_on_signals
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ def run_main(run: Callable[[], None], *, takes_arguments: bool = False) -> NoRet
       takes_arguments: the binary takes positional arguments (`arguments_from_flags`); they are an
         error otherwise.
     """
+    standard_streams.open_closed()
     interpreter.collect_less_often()
     logging.get_absl_handler().setFormatter(screen.Plain())
     logging.get_absl_handler().python_handler.stream = screen.Stderr()
@@ -253,12 +254,18 @@ def _parse_flags(argv: Sequence[str], *, takes_arguments: bool = False) -> list[
         raise UserError(" ".join(str(error).split())) from None
     _arguments[:] = left[1:]
     if _arguments and not takes_arguments:
-        raise UserError(f"{_arguments[0]}: unexpected argument (--help names the flags)")
+        raise unexpected(_arguments[0])
     if FLAGS["verbosity"].using_default_value:
         # Otherwise checkpoints and data log every step
         FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
         standard_logging.getLogger("rljax").setLevel(standard_logging.INFO)  # what this package says is said
     return left
+
+
+def unexpected(argument: str) -> UserError:
+    """Makes the error for a positional argument, which may be meant for --workdir."""
+    hint = f"--workdir={argument}" if "workdir" in FLAGS and Path(argument).is_dir() else "--help names the flags"
+    return UserError(f"{argument}: unexpected argument ({hint})")
 
 
 def _take_overrides(argv: Sequence[str]) -> list[str]:

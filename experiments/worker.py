@@ -102,7 +102,8 @@ async def _parts(config: Config, tokenizer_dir: Path, model_dir: Path | None, re
         sampler: Sampler | None = None
         if model_dir is not None:
             pools = engine.allocate(config)
-            sampler = await asyncio.to_thread(engine.make_sampler, config, engine.require_sampler(pools), model_dir)
+            pool = engine.require_sampler(pools)
+            sampler = await asyncio.to_thread(engine.find_plugin(pool.engine).make_sampler, config, pool, model_dir)
         patient = RetryingGenerator(
             sampler or remote,
             timeout=config.request_timeout,

@@ -98,7 +98,7 @@ def read_meta(directory: Path) -> dict[str, Any]:
             f"checkpoint: {directory} has no meta.json, so it is not a checkpoint (name another, or start in a new directory)"
         ) from None
     except UserError as error:
-        raise UserError(f"checkpoint: {error} (name an older checkpoint)") from None
+        raise UserError(f"checkpoint: {error}") from None
     if not isinstance(meta.get("files"), dict):
         raise UserError(f"checkpoint: {path} is not a checkpoint's meta.json (name another checkpoint)")
     return meta
@@ -115,7 +115,7 @@ def verify(directory: Path) -> None:
         check(directory / TREE, records)
         _check_listed(files_below(directory / TREE) - {directory / TREE / name for name in records}, META)
     except Corrupt as error:
-        raise UserError(f"checkpoint: {error} (name an older checkpoint)") from None
+        raise UserError(f"checkpoint: {error}") from None
 
 
 # A checkpoint -----------------------------------------------------------------------------------------------------------

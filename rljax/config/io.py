@@ -60,7 +60,10 @@ def load(location: str, overrides: Sequence[tuple[str, str | None]] = ()) -> Con
     tree = areal.load(location) if areal.is_areal(location) else _plain(_run_config_file(location))
     for key, text in overrides:
         apply_override(tree, key, text)
-    return from_dict(tree)
+    try:
+        return from_dict(tree)
+    except UnknownKey as error:  # of the file: those of the overrides are refused above
+        raise UserError(f"--config: {location}: {error}") from None
 
 
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
@@ -392,7 +395,11 @@ def _schema_of(schema: type, path: str, name: str, key: str = "") -> Any:
     return engine
 
 
-def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError:
+class UnknownKey(UserError):
+    """A config has a key that does not exist."""
+
+
+def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UnknownKey:
     """Makes the error for an unknown key.
 
     It names the keys of that name below this section; else what another system calls exactly so;
@@ -411,10 +418,17 @@ def _unknown_key(schema: type, path: str, name: str, key: str = "") -> UserError
     close = below or ([] if is_foreign else difflib.get_close_matches(name, siblings + engines, n=1, cutoff=0.8))
     hint = "" if close else key_names.hint(whole, name, is_ours=bool(elsewhere))
     if hint:
-        return UserError(f"{join(path, name)}: no such key ({hint})")
-    close = close or elsewhere or difflib.get_close_matches(name, siblings + engines, n=1)
+        return UnknownKey(f"{join(path, name)}: no such key ({hint})")
+    close = close or elsewhere or difflib.get_close_matches(name, siblings + engines, n=1) or _like(name, path)
     if close:
         remedy = f"did you mean {' or '.join(close)}"
     else:
         remedy = f"known: {', '.join(siblings)}" + (f"; installed engines: {', '.join(engines)}" if engines else "")
-    return UserError(f"{join(path, name)}: no such key ({remedy})")
+    return UnknownKey(f"{join(path, name)}: no such key ({remedy})")
+
+
+def _like(name: str, path: str) -> list[str]:
+    """Returns the keys below a section whose last names are nearest to a name."""
+    below = [leaf for leaf in leaves() if path and leaf.startswith(f"{path}.")]
+    near = difflib.get_close_matches(name, {leaf.rpartition(".")[2] for leaf in below}, n=1, cutoff=0.75)
+    return [leaf for leaf in below if leaf.rpartition(".")[2] in near]

@@ -240,7 +240,8 @@ class PromptSource:
         for name, now in self._identity.items():
             if state.get(name) != now:
                 change = f"{name} was {state.get(name)}, now {now}"
-                raise UserError(f"{self.key}: cannot resume: {change} (restore the data, or start a fresh --workdir)")
+                remedy = "set it back" if name == "seed" else "restore the data"
+                raise UserError(f"{self.key}: cannot resume: {change} ({remedy}, or start a fresh --workdir)")
         json_fields.demand(state, _STATE, f"{self.key}: cannot resume: the position in the data")
         self._position = state["position"]
 

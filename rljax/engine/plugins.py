@@ -99,11 +99,6 @@ def require_sampler(allocation: Allocation) -> Pool:
     return allocation.sampler
 
 
-def make_sampler(config: Config, pool: Pool, model_dir: Path) -> Sampler:
-    """Makes the pool's sampler, with the weights of the model directory. Blocks; may compile."""
-    return find_plugin(pool.engine).make_sampler(config, pool, model_dir)
-
-
 def make_lone_sampler(config: Config, pool: Pool, model_dir: Path) -> Sampler:
     """Makes the pool's sampler for a command that has no learner: see `Plugin.make_lone_sampler`."""
     return find_plugin(pool.engine).make_lone_sampler(config, pool, model_dir)
@@ -141,7 +136,7 @@ def build(
     with stage(f"loading the model for training, by {learns.engine}"):
         learner = make_learner(config, learns, model_dir)
     with stage(f"loading the model for sampling, by {samples.engine}, and compiling or starting its servers"):
-        sampler = make_sampler(config, samples, model_dir)
+        sampler = find_plugin(samples.engine).make_sampler(config, samples, model_dir)
     in_memory = None if transport == DIRECTORY else ExportToSampler(transport, samples)
     return Engine(sampler, learner, in_memory, private_directory(parent, "publish"))
 

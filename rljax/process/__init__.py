@@ -10,6 +10,7 @@ descendants.py    ends a child with all that it started
 liveness.py       whether a process that a file names is still there
 tasks.py          background tasks whose end is seen
 call_thread.py    blocking calls of users' code on a thread that may hang
+standard_streams.py  streams that a process was started without
 thread_pool.py    threads for what others can ask for without end
 environment.py    variables of processes that run other people's code
 frames.py         tracebacks of that code

@@ -30,6 +30,7 @@ import dataclasses
 import fcntl
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -52,8 +53,11 @@ from rljax.sinks import RunState, Status
 from rljax.sinks.config_record import ConfigRecord
 from rljax.types import Group, Trajectory
 
+log = logging.getLogger(__name__)
+
 LINES = ("metrics", "histograms", "guard", "samples", "groups", "eval_samples")
 FILES = ("config.json", "plan.json", "context.json", "status.json", "log.txt", "log.txt.1", "workers.json")
+BESIDE = (".log", ".out", ".err", ".txt", ".py", ".sh", ".yaml", ".yml")  # suffixes of logs, configs and scripts
 FOLDERS = ("configs", "evaluations", "checkpoints", "journal", "flight", "export", "exports", "best", "workers", "init")
 
 
@@ -124,9 +128,24 @@ class RunDirectory:
         """
         if config.recover.mode == "fresh" and self.holds_a_run:
             raise UserError(f"--workdir: {self.path} holds a run (choose another, or recover.mode=auto to go on with it)")
+        if not self.holds_a_run and (others := self._others()):
+            log.warning(
+                "--workdir: %s holds no run, but %s: the run is written beside that",
+                self.path,
+                ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else ""),
+            )
         self.configs = ConfigRecord(self.path, config, self.write_text)
         if not self.status.exists():
             self.write_status(self.read_status())
+
+    def _others(self) -> list[str]:
+        """Returns the names of what is no part of a run, nor beside one by habit: logs, a config."""
+        ours = {*FILES, *FOLDERS, "servers", *(f"{name}.jsonl" for name in LINES)}
+        return sorted(
+            path.name
+            for path in self.path.iterdir()
+            if path.name not in ours and not path.name.startswith(".") and path.suffix not in BESIDE
+        )
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a small file atomically: readers see the old content or the new."""

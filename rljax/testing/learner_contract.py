@@ -123,10 +123,11 @@ class LearnerContract(abc.ABC):
         for _ in range(3):
             batch = batch.replace(proximal_logp=learner.score(batch))
             means = merge(learner.update(part) for part in halves(batch))
-            for name, value in (("importance_weight", 1.0), ("clip_ratio", 0.0), ("approx_kl", 0.0), ("lr", 0.0)):
-                assert means[f"{UPDATE}/{name}"].value == value, name
+            assert means[f"{UPDATE}/clip_ratio"].value == means[f"{UPDATE}/lr"].value == 0
+            # A half has fewer rows than what was scored, so that a matrix product may be summed in another order
+            assert abs(means[f"{UPDATE}/approx_kl"].value) < self.tolerance
             ratio = means[f"{UPDATE}/importance_weight"]
-            assert (ratio.min, ratio.max) == (1.0, 1.0)
+            assert 1 - self.tolerance < ratio.min <= ratio.max < 1 + self.tolerance
         np.testing.assert_array_equal(learner.score(batch), before)
         learner.close()
 

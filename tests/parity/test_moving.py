@@ -119,9 +119,9 @@ def test_a_foreign_checkpoint_that_is_corrupt_or_torn_is_refused_as_an_own_one(s
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    assert re.search(r"is corrupt: its checksum .*older", refused(learner, damaged))
+    assert re.search(r"is corrupt: its checksum ", refused(learner, damaged))
     largest.unlink()
-    assert re.search(r"is missing \(name an older checkpoint", refused(learner, damaged))
+    assert re.search(r"is missing$", refused(learner, damaged))
 
 
 def test_a_foreign_checkpoint_of_another_run_is_refused_with_the_difference(saved, tmp_path):

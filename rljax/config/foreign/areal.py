@@ -19,6 +19,7 @@ import yaml
 from absl import logging
 
 from rljax.config import defaults
+from rljax.config.foreign import key_names
 from rljax.config.foreign.areal_keys import DECLARED, ONLY, OURS, READ, REPEATED, SAME, SGLANG_FLAGS, UNUSED
 from rljax.config.foreign.areal_objective import objective
 from rljax.config.keys import unwrap_optional, walk
@@ -214,7 +215,9 @@ def _checked(theirs: Flat, location: str) -> list[str]:
                 raise UserError(f"{location}: {key}: {value!r} is no section (it has keys of its own)")
             branch = next((name for name in UNUSED if key == name or key.startswith(f"{name}.")), None)
             if branch is None:
-                raise UserError(f"{location}: {key}: no such key of AReaL's ({_nearest(key)})")
+                last = key.rpartition(".")[2]
+                told = key_names.hint(key, last) if key_names.knows(key, last) else _nearest(key)
+                raise UserError(f"{location}: {key}: no such key of AReaL's ({told})")
             if value not in (None, False):
                 of_use = any(name in known and name.startswith(f"{branch}.") for name in theirs)
                 unused[f"the rest of {branch}" if of_use else branch] = None

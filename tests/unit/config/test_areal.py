@@ -209,6 +209,7 @@ def test_other_spellings(variant, changes, key, value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"data.train_batch_size": 8}, r"of AReaL's \(verl's data.train_batch_size is train_dataset.batch_size here"),
         ({"actor.eps_clp": 0.3}, r"actor.eps_clp: no such key of AReaL's \(did you mean actor.eps_clip"),
         ({"gconfig.n_sample": 4}, "gconfig.n_sample: .*did you mean gconfig.n_samples"),
         ({"sglang.mem_fraction": 0.5}, "did you mean sglang.mem_fraction_static"),

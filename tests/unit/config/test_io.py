@@ -83,13 +83,16 @@ def test_misspelled_key_in_a_config_file_too(tmp_path: Path):
             return config
     """)
     )
-    with pytest.raises(UserError, match=r"^actor.eps_clip_highr: no such key \(did you mean eps_clip_higher\)$"):
+    with pytest.raises(
+        UserError, match=rf"^--config: {file}: actor.eps_clip_highr: no such key \(did you mean eps_clip_higher\)$"
+    ):
         config_io.load(str(file))
 
 
 def test_a_key_of_another_section_is_found_by_its_last_word():
     assert "did you mean gconfig.temperature or evaluator.temperature" in refusal("actor.temperature=1.0")
     assert refusal("actor.lr=1e-5") == "actor.lr: no such key (did you mean actor.optimizer.lr)"  # not lora
+    assert refusal("actor.lrr=1e-5") == "actor.lrr: no such key (did you mean actor.optimizer.lr)"
 
 
 def test_a_key_without_a_value_is_true_of_a_bool_and_refused_of_others():

@@ -165,7 +165,7 @@ def test_what_samples_needs_a_sampler(register):
         engine.require_sampler(Allocation(None, learner))
     plugin = ThirdParty(("memory",))
     register("one", plugin)
-    assert engine.make_sampler(CONFIG, sampler, Path("model")).log is plugin.log
+    assert engine.make_lone_sampler(CONFIG, sampler, Path("model")).log is plugin.log
 
 
 def test_each_engine_of_the_allocation_prepares_the_process_once(register):

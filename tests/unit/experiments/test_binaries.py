@@ -234,6 +234,13 @@ def test_a_full_disk_is_one_line_whoever_writes(tmp_path, capfd):
         assert code == 1 and full in err and "run the same command again" in err and len(err.splitlines()) == 1
 
 
+def test_a_full_disk_behind_stdout_is_not_taken_for_that_of_the_run():
+    program = "from rljax.experiments import main; import sys; sys.argv[1:] = []; main.run_main(lambda: print('said'))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and re.match(r"error: stdout: .* \(where it is redirected to; ", done.stderr)
+
+
 def test_a_missing_extra_is_one_line_and_any_other_module_a_fault(capfd):
     assert _status_of(ModuleNotFoundError("No module named 'torch'", name="torch"), capfd) == (
         1,

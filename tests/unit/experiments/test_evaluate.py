@@ -90,6 +90,9 @@ def test_the_best_checkpoint_is_exported_as_at_the_end_of_the_run(workdir, tmp_p
     ("name", "arguments", "line"),
     [
         ("evaluate", ["--workdir=nowhere"], "error: --workdir: no config.json of a run in nowhere"),
+        ("evaluate", [], "error: --workdir: missing (the directory of a run; or --config"),
+        ("evaluate", ["configs"], "error: configs: unexpected argument (--workdir=configs)"),
+        ("export", ["--workdir=nowhere", f"--out={__file__}"], f"error: --out: {__file__} is a file"),
         ("evaluate", ["--config=quickstart"], "error: --out: missing"),
         ("evaluate", [*RUN, "--out=x", "--sets=small,nope"], "error: --sets: no such set: nope (there: valid_dataset, small)"),
         ("evaluate", ["--compare", "a.json"], "error: --compare: takes two results"),

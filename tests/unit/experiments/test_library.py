@@ -225,6 +225,7 @@ def test_a_name_that_the_package_lacks_is_an_attribute_error():
         ({"workflow": 3}, "rollout.workflow: 3 is no class and has no 'async def episode'"),
         ({"config": None}, r"config: None \(what get_config\(\) returns"),
         ({"workdir": ""}, "workdir: empty"),
+        ({"workdir": None}, "workdir: None is no path"),
     ],
 )
 def test_an_argument_of_another_kind_is_one_line(config, tmp_path, monkeypatch, arguments, line):

@@ -288,6 +288,25 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+def test_a_directory_of_something_else_is_told_before_it_is_written_to(tmp_path, caplog):
+    config = config_io.from_dict(base.get_config())
+
+    def told(*names):
+        caplog.clear()
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        path.mkdir()
+        for name in names:
+            (path / name).write_text("")
+        run = RunDirectory(path)
+        run.begin(config)
+        run.close()
+        return caplog.text
+
+    assert told() == told("slurm-1.out", "my_config.py", "log.txt") == ""
+    assert "holds no run, but a.jsonl, b.jsonl, c.jsonl and 1 more" in told("c.jsonl", "b.jsonl", "d.jsonl", "a.jsonl")
+    assert told("metrics.jsonl", "notes.md") == ""  # a run is there, and the notes are about it
+
+
 def test_recover_mode_fresh_refuses_what_auto_goes_on_with(tmp_path):
     tree = base.get_config().to_dict()
     auto = config_io.from_dict(tree)

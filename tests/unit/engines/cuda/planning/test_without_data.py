@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rljax.backends.torch import mesh
 from rljax.backends.torch.context_parallel import Context
 from rljax.config import io
 from rljax.config.allocation import Pool, parse
@@ -28,6 +30,14 @@ from rljax.hf.shapes import shape_of
 from rljax.hf.tensors import parameter_count
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def without_a_group():
+    """Ends the group that learners of other tests left to this process: a plan makes one of its own."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        mesh.forget()
 
 
 def test_memory_is_that_of_the_storages_that_live():
