@@ -38,6 +38,7 @@ MENUS = {
         "saves",
         "buffer",
         "packing",
+        "start",
         "tracing",
         "verifiers",
         "check",
