@@ -39,6 +39,7 @@ MENUS = {
         "saves",
         "buffer",
         "packing",
+        "start",
         "tracing",
         "verifiers",
         "check",

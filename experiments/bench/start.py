@@ -1,10 +1,11 @@
-"""CPU seconds from the start of a run to its first step of RL, beside another checkout in turns.
+"""CPU seconds from the start of a run to its first step of RL, beside another checkout.
 
 python -m experiments.bench.start --config=quickstart --config.warmup.steps=2 --peer=../other
 
-Both checkouts run `python -m experiments.train` in their own folder, with their own config file of
-that name, until metrics.jsonl has the line of the first step behind the warm-up; then they are
-killed. Seconds are user and system, of the process and all that it started, ended ones included.
+In turns, both checkouts run `python -m experiments.train` in their own folder, with their own
+config file of that name, until metrics.jsonl has the line of the first step behind the warm-up.
+Then they are killed. Seconds are user and system, of the process and all that it started, ended
+ones included.
 Nothing is remembered from run to run: there is no cache of compiled programs, and none of the data.
 Beside the whole stand the seconds at which the run says its model, when what goes in has been
 read and checked, and its devices, when its engines are made, and at its first line of metrics.
