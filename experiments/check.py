@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -77,11 +78,12 @@ class Checks:
         from rljax.sanity.survey import Survey
 
         pools = self._attempt("config", self._check_config)
-        tokenizer = self._attempt("actor.path", self._check_model)
+        tokenizer = self._attempt("actor.path", self._check_model, needs=("actor.path", "actor.init"))
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
         system_prompt = self._config.train_dataset.system_prompt
         survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt)
-        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools, survey))
+        opens = functools.partial(self._open_prompts, tokenizer, tools, survey)
+        prompts = self._attempt("train_dataset", opens, needs=("train_dataset.path",))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
@@ -95,7 +97,8 @@ class Checks:
             played = self._attempt("train_dataset", lambda: self._check_sets(prompts, survey, held_out)) or []
             # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(played))) and builds:
-                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
+                rewards = functools.partial(self._check_rewards, prompts, tokenizer)
+                self._attempt("reward", lambda: asyncio.run(rewards()), needs=("reward.name", "reward.weights"))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return [self._without_scratch(finding) for finding in self._findings]
@@ -106,10 +109,17 @@ class Checks:
         )
         return dataclasses.replace(finding, part=part, line=line, remedy=remedy)
 
-    def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
-        """Returns what an action returns; None after a UserError, which becomes a finding."""
-        from rljax.sanity.findings import of_error
+    def _attempt(self, part: str, action: Callable[[], T], *, needs: Sequence[str] = ()) -> T | None:
+        """Returns what an action returns; None after a UserError, which becomes a finding.
 
+        Args:
+          needs: keys, or beginnings of keys, without which the action has no sense: it is not tried
+            if one of them has an error already, which it would only repeat.
+        """
+        from rljax.sanity.findings import Severity, of_error
+
+        if any(found.severity is Severity.ERROR and found.part.startswith(tuple(needs)) for found in self._findings):
+            return None
         try:
             return action()
         except UserError as error:
@@ -121,13 +131,24 @@ class Checks:
 
         self._findings.append(Finding(Severity.GOOD, part, line))
 
-    def _check_config(self) -> Allocation:
+    def _check_config(self) -> Allocation | None:
+        """Checks the config. Returns None after a value that can't be.
+
+        The other parts go on with the defaults of such keys; what contradicts what is not looked
+        at, as it depends on values that nobody chose.
+        """
         from rljax import engine
         from rljax.config import checks as config_checks
         from rljax.config import io as config_io
         from rljax.config.no_effect import without_effect
-        from rljax.sanity.findings import Finding, Severity
+        from rljax.sanity.findings import Finding, Severity, of_error
 
+        if wrong := dict(config_checks.wrong_values(self._config)):
+            self._findings += [of_error(error, key) for key, error in wrong.items()]
+            self._config = config_io.with_defaults(self._config, wrong)
+            line = f"the other parts are checked with the default of {', '.join(wrong)}"
+            self._findings.append(Finding(Severity.NOTE, "config", line))
+            return None
         config_checks.check(self._config)
         for line in without_effect(self._config):
             self._findings.append(Finding(Severity.NOTE, "config", line))
