@@ -78,6 +78,7 @@ class Checks:
         from rljax.sanity.survey import Survey
 
         pools = self._attempt("config", self._check_config)
+        self._check_requirements(pools)
         tokenizer = self._attempt("actor.path", self._check_model, needs=("actor.path", "actor.init"))
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
         system_prompt = self._config.train_dataset.system_prompt
@@ -159,6 +160,16 @@ class Checks:
         self._good("config", f"no contradiction; allocation {pools}")
         return pools
 
+    def _check_requirements(self, pools: Allocation | None) -> None:
+        """Checks what a run needs of the machine, and does not need its model for."""
+        from rljax import engine
+        from rljax.run import requirements
+
+        for require in requirements.OF_CONFIG:
+            self._attempt("config", functools.partial(require, self._config))
+        if pools is not None:
+            self._attempt("allocation_mode", lambda: engine.check_devices(self._config, pools))
+
     def _check_model(self) -> Tokenizer:
         from rljax.hf.model_directory import prepare_model_directory
         from rljax.hf.read_model import read_model
@@ -166,12 +177,15 @@ class Checks:
         from rljax.hf.tensors import parameter_count
         from rljax.hf.tokenizer import load_tokenizer
         from rljax.hf.weights import WeightReader
+        from rljax.run import requirements
         from rljax.sanity import template
 
         directory = prepare_model_directory(self._config.actor, self._scratch / "init", seed=self._config.seed)
         self._model_dir = directory
         tokenizer = load_tokenizer(directory, self._config.rollout)
         self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
+        for require in requirements.OF_MODEL:
+            self._attempt("actor.path", functools.partial(require, self._config, directory))
         spec = read_model(directory)
         reader = WeightReader(directory)
         reader.check(spec)

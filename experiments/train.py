@@ -65,6 +65,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
+    from rljax.run import requirements
 
     config_checks.check(config)
     config = config_io.resolve(config)
@@ -75,6 +76,8 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
+    for require in requirements.OF_CONFIG:
+        require(config)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here
@@ -130,12 +133,14 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import agreement, teacher
+    from rljax.hf import agreement
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
+    from rljax.run import requirements
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
-    teacher.check(config.actor, model_dir)
+    for require in requirements.OF_MODEL:
+        require(config, model_dir)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
 
