@@ -74,6 +74,7 @@ class Checks:
 
     def run(self) -> list[Finding]:
         """Makes all checks, in the order in which a run comes to their parts."""
+        from rljax.rollout.limits import require_step
         from rljax.sanity.blanks import learned_field
         from rljax.sanity.survey import Survey
 
@@ -86,6 +87,8 @@ class Checks:
         opens = functools.partial(self._open_prompts, tokenizer, tools, survey)
         prompts = self._attempt("train_dataset", opens, needs=("train_dataset.path",))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
+        if prompts is not None:
+            self._attempt("train_dataset", lambda: require_step(self._config, len(prompts)))
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))

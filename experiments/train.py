@@ -151,7 +151,7 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled
-    from rljax.rollout.limits import total_steps
+    from rljax.rollout.limits import require_step, total_steps
     from rljax.sanity.start import at_start
     from rljax.workflows import tools_of
 
@@ -178,6 +178,7 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     evaluates = config.evaluator.freq_steps or config.evaluator.freq_epochs
     held_out = open_held_out(config, tokenizer, added) if evaluates else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
+    require_step(config, len(learned))
     resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
     return Opened(config, resolved, model_dir, tokenizer, prompts, labeled, learned, held_out)

@@ -58,7 +58,7 @@ from rljax.experiments import check, main
 main.FLAGS(["check"])
 for number, case in enumerate(cases):
     scratch = folder / f"scratch{number}"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     found = []
     def checks():
         found.extend(check.Checks(config_io.changed(base, case), scratch).run())
@@ -125,7 +125,11 @@ def test_check_says_what_train_ends_with_for_what_is_not_here(folder):
         [("actor.lora.rank", "4"), ("actor.lora.path", str(folder / "nothing"))],
         [("rollout.listen", "zzz")],
         [("actor.distill.teacher", "zzz")],
+        [("train_dataset.batch_size", "9"), ("total_train_epochs", "1")],  # of 8 prompts
+        [("rollout.consumer_batch_size", "17"), ("total_train_epochs", "2")],
+        [("train_dataset.batch_size", "9"), ("total_train_epochs", "1"), ("actor.loss", "sft"), ("warmup.field", "answer")],
     ]
     *found, (devices,) = said(CHECK, folder, [*cases, [("allocation_mode", "jax:d64+jax:d64")]])
     assert all(line is not None and line in lines for line, lines in zip(said(TRAIN, folder, cases), found, strict=True))
+    assert not any(said(CHECK, folder, [[("train_dataset.batch_size", "8"), ("total_train_epochs", "1")]]))
     assert devices.startswith("allocation_mode: jax:d64 needs devices 64 to 127, but there are ")  # the learner's error
