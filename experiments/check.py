@@ -308,6 +308,7 @@ class Checks:
         from rljax.rewards import RewardPool
         from rljax.rewards.check import Records, check_records
         from rljax.sanity.findings import Finding, Severity
+        from rljax.sanity.golds import SAMPLES, check_golds
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
         from rljax.workflows import scores_by_rewards
@@ -324,6 +325,7 @@ class Checks:
             if len(every) < len(prompts):
                 line = f"{len(every)} of {len(prompts)} records looked at, spread over the data"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
+            self._findings += check_golds(self._config, prompts.spread(SAMPLES), tokenizer)
             await check_records(rewards, records)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
@@ -339,7 +341,6 @@ class Checks:
         from rljax import engine
         from rljax.rewards import RewardPool
         from rljax.rollout.evaluation import Evaluation, run
-        from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.rollouts import check_rollouts
         from rljax.workflows import sampling_params
 
@@ -353,10 +354,8 @@ class Checks:
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
             sampler = engine.make_lone_sampler(config, pools.sampler, self._model_dir)
             try:
-                self._findings += check_rollouts(await run(sampler, evaluation, config, lambda _: None))
-                if config.warmup.steps:
-                    line = "these are of the policy before its warm-up, which a run makes first"
-                    self._findings.append(Finding(Severity.NOTE, "rollouts", line))
+                episodes = await run(sampler, evaluation, config, lambda _: None)
+                self._findings += check_rollouts(episodes, warms_up=config.warmup.steps > 0)
             finally:
                 await sampler.close()
 

@@ -202,6 +202,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.process import interpreter
     from rljax.rewards import RewardPool
     from rljax.rewards.check import Records
+    from rljax.sanity.start import warn_of_golds
     from rljax.sanity.trial import checked, try_filter
     from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
@@ -216,6 +217,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                warn_of_golds(config, prompts, tokenizer)
             training = [] if config.actor.loss == "sft" else [Records.of_stream(prompts)]
             with stage("trying the reward on some records"):
                 for records in [*training, *map(Records.of_set, held_out)]:

@@ -133,3 +133,20 @@ def test_check_says_what_train_ends_with_for_what_is_not_here(folder):
     assert all(line is not None and line in lines for line, lines in zip(said(TRAIN, folder, cases), found, strict=True))
     assert not any(said(CHECK, folder, [[("train_dataset.batch_size", "8"), ("total_train_epochs", "1")]]))
     assert devices.startswith("allocation_mode: jax:d64 needs devices 64 to 127, but there are ")  # the learner's error
+
+
+def test_both_warn_of_exact_with_worked_solutions(folder):
+    records = [{"question": f"{a} and 1?", "answer": f"{a} and 1 are {a + 1}.\n#### {a + 1}"} for a in range(9)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    flags = ["--config.train_dataset.type=gsm8k", f"--config.train_dataset.path={folder / 'train.jsonl'}"]
+    flags += ["--config.warmup.steps=0", "--config.evaluator.freq_steps=None", "--config.valid_dataset.path="]
+    flags += ["--config.total_train_steps=0", "--config.jax.context_length=64", "--config.allocation_mode=fake:d1"]
+    for binary, more in (("check", []), ("train", [f"--workdir={folder / 'run'}", "--config.saver.export_final=False"])):
+        for reward, warns in (("exact", True), ("gsm8k", False)):
+            command = [sys.executable, "-m", f"experiments.{binary}", "--config=quickstart", *flags, *more]
+            done = subprocess.run(
+                [*command, f"--config.reward.name={reward}"], capture_output=True, text=True, timeout=200, cwd=REPOSITORY
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            told = [line for line in (done.stdout + done.stderr).splitlines() if "is a worked solution" in line]
+            assert bool(told) == warns and all("warning" in line and "9 of 9" in line for line in told)
