@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -73,16 +74,21 @@ class Checks:
 
     def run(self) -> list[Finding]:
         """Makes all checks, in the order in which a run comes to their parts."""
+        from rljax.rollout.limits import require_step
         from rljax.sanity.blanks import learned_field
         from rljax.sanity.survey import Survey
 
         pools = self._attempt("config", self._check_config)
-        tokenizer = self._attempt("actor.path", self._check_model)
+        self._check_requirements(pools)
+        tokenizer = self._attempt("actor.path", self._check_model, needs=("actor.path", "actor.init"))
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
         system_prompt = self._config.train_dataset.system_prompt
         survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt)
-        prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools, survey))
+        opens = functools.partial(self._open_prompts, tokenizer, tools, survey)
+        prompts = self._attempt("train_dataset", opens, needs=("train_dataset.path",))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
+        if prompts is not None:
+            self._attempt("train_dataset", lambda: require_step(self._config, len(prompts)))
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))
@@ -95,7 +101,8 @@ class Checks:
             played = self._attempt("train_dataset", lambda: self._check_sets(prompts, survey, held_out)) or []
             # An environment gives its own rewards
             if not self._attempt("environment", lambda: asyncio.run(self._check_environments(played))) and builds:
-                self._attempt("reward", lambda: asyncio.run(self._check_rewards(prompts, tokenizer)))
+                rewards = functools.partial(self._check_rewards, prompts, tokenizer)
+                self._attempt("reward", lambda: asyncio.run(rewards()), needs=("reward.name", "reward.weights"))
         if ROLLOUTS.value and pools is not None and tokenizer is not None and prompts is not None and builds:
             self._attempt("rollouts", lambda: asyncio.run(self._check_rollouts(pools, tokenizer, prompts)))
         return [self._without_scratch(finding) for finding in self._findings]
@@ -106,10 +113,17 @@ class Checks:
         )
         return dataclasses.replace(finding, part=part, line=line, remedy=remedy)
 
-    def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
-        """Returns what an action returns; None after a UserError, which becomes a finding."""
-        from rljax.sanity.findings import of_error
+    def _attempt(self, part: str, action: Callable[[], T], *, needs: Sequence[str] = ()) -> T | None:
+        """Returns what an action returns; None after a UserError, which becomes a finding.
 
+        Args:
+          needs: keys, or beginnings of keys, without which the action has no sense: it is not tried
+            if one of them has an error already, which it would only repeat.
+        """
+        from rljax.sanity.findings import Severity, of_error
+
+        if any(found.severity is Severity.ERROR and found.part.startswith(tuple(needs)) for found in self._findings):
+            return None
         try:
             return action()
         except UserError as error:
@@ -121,13 +135,24 @@ class Checks:
 
         self._findings.append(Finding(Severity.GOOD, part, line))
 
-    def _check_config(self) -> Allocation:
+    def _check_config(self) -> Allocation | None:
+        """Checks the config. Returns None after a value that can't be.
+
+        The other parts go on with the defaults of such keys; what contradicts what is not looked
+        at, as it depends on values that nobody chose.
+        """
         from rljax import engine
         from rljax.config import checks as config_checks
         from rljax.config import io as config_io
         from rljax.config.no_effect import without_effect
-        from rljax.sanity.findings import Finding, Severity
+        from rljax.sanity.findings import Finding, Severity, of_error
 
+        if wrong := dict(config_checks.wrong_values(self._config)):
+            self._findings += [of_error(error, key) for key, error in wrong.items()]
+            self._config = config_io.with_defaults(self._config, wrong)
+            line = f"the other parts are checked with the default of {', '.join(wrong)}"
+            self._findings.append(Finding(Severity.NOTE, "config", line))
+            return None
         config_checks.check(self._config)
         for line in without_effect(self._config):
             self._findings.append(Finding(Severity.NOTE, "config", line))
@@ -138,6 +163,16 @@ class Checks:
         self._good("config", f"no contradiction; allocation {pools}")
         return pools
 
+    def _check_requirements(self, pools: Allocation | None) -> None:
+        """Checks what a run needs of the machine, and does not need its model for."""
+        from rljax import engine
+        from rljax.run import requirements
+
+        for require in requirements.OF_CONFIG:
+            self._attempt("config", functools.partial(require, self._config))
+        if pools is not None:
+            self._attempt("allocation_mode", lambda: engine.check_devices(self._config, pools))
+
     def _check_model(self) -> Tokenizer:
         from rljax.hf.model_directory import prepare_model_directory
         from rljax.hf.read_model import read_model
@@ -145,12 +180,15 @@ class Checks:
         from rljax.hf.tensors import parameter_count
         from rljax.hf.tokenizer import load_tokenizer
         from rljax.hf.weights import WeightReader
+        from rljax.run import requirements
         from rljax.sanity import template
 
         directory = prepare_model_directory(self._config.actor, self._scratch / "init", seed=self._config.seed)
         self._model_dir = directory
         tokenizer = load_tokenizer(directory, self._config.rollout)
         self._findings += [*template.check_tokenizer(tokenizer, directory), *template.check_template(tokenizer)]
+        for require in requirements.OF_MODEL:
+            self._attempt("actor.path", functools.partial(require, self._config, directory))
         spec = read_model(directory)
         reader = WeightReader(directory)
         reader.check(spec)
@@ -270,6 +308,7 @@ class Checks:
         from rljax.rewards import RewardPool
         from rljax.rewards.check import Records, check_records
         from rljax.sanity.findings import Finding, Severity
+        from rljax.sanity.golds import SAMPLES, check_golds
         from rljax.sanity.prompts import ANSWER
         from rljax.sanity.rewards import check_rewards
         from rljax.workflows import scores_by_rewards
@@ -286,6 +325,7 @@ class Checks:
             if len(every) < len(prompts):
                 line = f"{len(every)} of {len(prompts)} records looked at, spread over the data"
                 self._findings.append(Finding(Severity.NOTE, "reward", line))
+            self._findings += check_golds(self._config, prompts.spread(SAMPLES), tokenizer)
             await check_records(rewards, records)
             self._findings += await check_rewards(rewards, every, tokenizer, field=ANSWER, success=success)
 
@@ -301,7 +341,6 @@ class Checks:
         from rljax import engine
         from rljax.rewards import RewardPool
         from rljax.rollout.evaluation import Evaluation, run
-        from rljax.sanity.findings import Finding, Severity
         from rljax.sanity.rollouts import check_rollouts
         from rljax.workflows import sampling_params
 
@@ -315,10 +354,8 @@ class Checks:
             evaluation = Evaluation(chosen, workflow, params, config.gconfig.n_samples)
             sampler = engine.make_lone_sampler(config, pools.sampler, self._model_dir)
             try:
-                self._findings += check_rollouts(await run(sampler, evaluation, config, lambda _: None))
-                if config.warmup.steps:
-                    line = "these are of the policy before its warm-up, which a run makes first"
-                    self._findings.append(Finding(Severity.NOTE, "rollouts", line))
+                episodes = await run(sampler, evaluation, config, lambda _: None)
+                self._findings += check_rollouts(episodes, warms_up=config.warmup.steps > 0)
             finally:
                 await sampler.close()
 

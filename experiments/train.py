@@ -65,6 +65,7 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     from rljax import engine
     from rljax.config import checks as config_checks
     from rljax.config import io as config_io
+    from rljax.run import requirements
 
     config_checks.check(config)
     config = config_io.resolve(config)
@@ -75,6 +76,8 @@ def run(config: Config, find_workdir: Callable[[], Path]) -> Outcome | None:
     pools = engine.allocate(config)
     engine.require_both(pools)
     engine.check(config, pools)
+    for require in requirements.OF_CONFIG:
+        require(config)
 
     # --------------------------------------------------------------------------------------------------------------------
     # Ranks: in a learner of several processes, all but rank 0 become followers here
@@ -130,12 +133,14 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     # --------------------------------------------------------------------------------------------------------------------
     # Model directory and tokenizer
     # --------------------------------------------------------------------------------------------------------------------
-    from rljax.hf import agreement, teacher
+    from rljax.hf import agreement
     from rljax.hf.model_directory import prepare_model_directory
     from rljax.hf.tokenizer import load_tokenizer
+    from rljax.run import requirements
 
     model_dir = prepare_model_directory(config.actor, run.init, seed=config.seed)
-    teacher.check(config.actor, model_dir)
+    for require in requirements.OF_MODEL:
+        require(config, model_dir)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
 
@@ -146,7 +151,7 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     from rljax.data import Labels, open_prompts
     from rljax.data.held_out import open_held_out
     from rljax.loop import Labeled
-    from rljax.rollout.limits import total_steps
+    from rljax.rollout.limits import require_step, total_steps
     from rljax.sanity.start import at_start
     from rljax.workflows import tools_of
 
@@ -173,6 +178,7 @@ def _open(config: Config, pools: Allocation, run: RunDirectory) -> Opened:
     evaluates = config.evaluator.freq_steps or config.evaluator.freq_epochs
     held_out = open_held_out(config, tokenizer, added) if evaluates else []
     at_start(config, prompts, held_out, tokenizer, model_dir)
+    require_step(config, len(learned))
     resolved = config  # as config.json has it
     config = dataclasses.replace(config, total_train_steps=total_steps(config, len(learned)) - _warmup(config))
     return Opened(config, resolved, model_dir, tokenizer, prompts, labeled, learned, held_out)
@@ -196,6 +202,7 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
     from rljax.process import interpreter
     from rljax.rewards import RewardPool
     from rljax.rewards.check import Records
+    from rljax.sanity.start import warn_of_golds
     from rljax.sanity.trial import checked, try_filter
     from rljax.workflows import check_prompts, find_filter, sampling_params, scores_by_rewards, workflow_of
     from rljax.workflows.evaluations import evaluations_of
@@ -210,6 +217,8 @@ async def _train(config: Config, pools: Allocation, run: RunDirectory, leader: L
         for each in held_out:
             check_prompts(workflow, each.prompts, each.where)
         if scores_by_rewards(workflow):
+            if config.actor.loss != "sft":
+                warn_of_golds(config, prompts, tokenizer)
             training = [] if config.actor.loss == "sft" else [Records.of_stream(prompts)]
             with stage("trying the reward on some records"):
                 for records in [*training, *map(Records.of_set, held_out)]:

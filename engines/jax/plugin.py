@@ -55,6 +55,18 @@ class JaxPlugin(Plugin):
         if (sampler.data, sampler.fsdp, sampler.tensor) != (learner.data, learner.fsdp, learner.tensor):
             raise UserError(f"jax.bitwise: pools of one shape only ({sampler} and {learner} add up in different orders)")
 
+    def check_devices(self, config: Config, allocation: Allocation) -> None:
+        """Makes the meshes of its pools, unless one device is enough or others bring theirs."""
+        from rljax.engine.rank import from_environment
+
+        if allocation.devices == 1 or JaxConfig.of(config).processes not in (None, 1) or from_environment().size > 1:
+            return
+        from rljax.backends.jax.mesh import pool_mesh
+
+        for pool, sampling in ((allocation.learner, False), (allocation.sampler, True)):
+            if pool is not None and pool.engine == NAME:
+                pool_mesh(pool, sampling=sampling)
+
     def prepare(self) -> None:
         from rljax.engines.jax.tuning import prepare_host
 

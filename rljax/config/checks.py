@@ -7,7 +7,7 @@ is checked by the part that opens it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rljax.config.keys import walk
@@ -261,14 +261,23 @@ def check_evaluation(config: Config) -> None:
 
 def check_values(config: Config) -> None:
     """Checks choices, ranges and the rules that hold for every binary. Raises UserError."""
-    for name, values in (("", config), *config.engines.items()):
-        for leaf in walk(values, name):
-            leaf.key.check(leaf.path, leaf.value)
+    for _, error in wrong_values(config):
+        raise error
     _check_rules(RULES, config)
     _check_guard(config)
     if config.actor.lora.rank:
         check_targets(config.actor.lora.target_modules)
     validation_sets(config)
+
+
+def wrong_values(config: Config) -> Iterator[tuple[str, UserError]]:
+    """Yields each key whose value is no choice or out of range, and the error that says so."""
+    for name, values in (("", config), *config.engines.items()):
+        for leaf in walk(values, name):
+            try:
+                leaf.key.check(leaf.path, leaf.value)
+            except UserError as error:
+                yield leaf.path, error
 
 
 def check_targets(names: Sequence[str]) -> None:

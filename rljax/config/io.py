@@ -21,7 +21,7 @@ import math
 import runpy
 import traceback
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -93,6 +93,18 @@ def changed(config: Config, overrides: Sequence[tuple[str, str | None]]) -> Conf
     tree = to_dict(config)
     for key, text in overrides:
         apply_override(tree, key, text)
+    return from_dict(tree)
+
+
+def with_defaults(config: Config, keys: Iterable[str]) -> Config:
+    """Returns a config in which these keys, by their dotted names, have their defaults."""
+    engines = {name: type(values)() for name, values in config.engines.items()}
+    tree, defaults = to_dict(config), to_dict(dataclasses.replace(Config(), engines=engines))
+    for key in keys:
+        holder, _, leaf = key.rpartition(".")
+        into, of = (_descend(each, holder) if holder else each for each in (tree, defaults))
+        assert into is not None and of is not None, key
+        into[leaf] = of[leaf]
     return from_dict(tree)
 
 

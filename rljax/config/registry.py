@@ -13,6 +13,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rljax.errors import UserError
@@ -123,6 +124,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _import(key: str, location: str, kind: str) -> Any:
     module_name, _, attribute = location.partition(":")
+    if module_name.endswith(".py"):
+        file = Path(module_name)
+        start = f", with {file.parent} in PYTHONPATH" if file.name != module_name else ""
+        raise UserError(
+            f"{key}: {module_name} is a file, and a {kind} is found by its module (write {file.stem}:{attribute}{start})"
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the module is the user's own code: it may raise anything

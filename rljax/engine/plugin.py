@@ -79,6 +79,13 @@ class Plugin:
         The model may not be there. Raises UserError as `check` does.
         """
 
+    def check_devices(self, config: Config, allocation: Allocation) -> None:
+        """Checks that the devices of its pools are here; may start a framework to count them.
+
+        `experiments.check` asks, for what `check` can't tell and the engine's parts would refuse
+        when they are made. Raises UserError.
+        """
+
     def prepare(self) -> None:
         """Prepares this process for the engine, before any thread starts in it. Optional."""
 

@@ -74,6 +74,12 @@ def check(config: Config, allocation: Allocation) -> None:
         find_plugin(name).check(config, allocation)
 
 
+def check_devices(config: Config, allocation: Allocation) -> None:
+    """Asks each engine of the allocation whether its devices are here. Raises UserError."""
+    for name in allocation.engines:
+        find_plugin(name).check_devices(config, allocation)
+
+
 def prepare(allocation: Allocation) -> None:
     """Has the engines of the allocation prepare this process, before any thread starts in it."""
     for name in allocation.engines:

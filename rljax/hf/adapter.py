@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from rljax import json_fields
-from rljax.config.schema import LoraConfig
+from rljax.config.schema import ActorConfig, LoraConfig
 from rljax.errors import UserError
 from rljax.hf.other_model import Model
+from rljax.hf.read_model import read_model
 from rljax.hf.tensor_checks import count_not_finite
 from rljax.hf.tensors import layer_tensor, projections
 
@@ -36,6 +37,19 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "alpha_pattern": (None, {}),
     "layers_to_transform": (None, []),
 }
+
+
+def check(actor: ActorConfig, model_dir: Path) -> None:
+    """Checks before anything is loaded that a run can go on from the adapter of `actor.lora.path`.
+
+    Args:
+      model_dir: directory of the policy.
+
+    Raises:
+      UserError: as `read_adapter`.
+    """
+    if actor.lora.path:
+        read_adapter(actor.lora.path, read_model(model_dir), actor.lora)
 
 
 def read_adapter(directory: Path | str, spec: Model, config: LoraConfig) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -107,7 +108,7 @@ class Scorer:
 def _call_plain(reward: Reward, prompt: Prompt, samples: Sequence[Sample]) -> list[Score | None]:
     def called(call: Call) -> Any:
         try:
-            return reward.function(*call.args, **call.keywords)
+            return _not_awaitable(reward, reward.function(*call.args, **call.keywords))
         except Rejected:
             return _REJECTED
 
@@ -117,12 +118,20 @@ def _call_plain(reward: Reward, prompt: Prompt, samples: Sequence[Sample]) -> li
 async def _call_async(reward: Reward, prompt: Prompt, samples: Sequence[Sample]) -> list[Score | None]:
     async def called(call: Call) -> Any:
         try:
-            return await reward.function(*call.args, **call.keywords)
+            return _not_awaitable(reward, await reward.function(*call.args, **call.keywords))
         except Rejected:
             return _REJECTED
 
     returned = await asyncio.gather(*map(called, reward.calls(prompt, samples)))
     return _scores(reward, returned, len(samples))
+
+
+def _not_awaitable(reward: Reward, returned: Any) -> Any:
+    """Returns what a reward returned. Raises ValueError for a coroutine, which nobody awaits."""
+    if inspect.iscoroutine(returned):
+        returned.close()  # else Python warns of it
+        raise ValueError(f"{reward.name} returned a coroutine, not a number (make it `async def`, and await there)")
+    return returned
 
 
 def _scores(reward: Reward, returned: Sequence[Any], count: int) -> list[Score | None]:

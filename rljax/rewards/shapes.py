@@ -1,12 +1,15 @@
 """Shapes of reward functions, told apart by the names of their parameters.
 
-    (prompt, completion)                                        rljax's: a Prompt and text
+    (prompt, completion)                                        rljax's: a Prompt, text
     (prompt, completion, prompt_ids, completion_ids, **data)    AReaL's: text and token ids
     (prompts, completions, **columns)                           TRL's: lists, of a whole group
     (data_source, solution_str, ground_truth, extra_info)       verl's compute_score
 
 What a function takes beyond that are fields of the record by name. A function without **data is
 given only those that it names, and one without a default has to be in every record.
+
+rljax's own goes by the number of parameters, so that (p, c) is one, too. Names that say something
+else at their place, as (response, answer), are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 TRAINERS = frozenset(("trainer_state", "log_extra", "log_metric", "environments"))  # what TRL passes beside the columns
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+RIGHT = frozenset(  # names of what a right answer is compared with
+    ("answer", "answers", "gold", "golden", "ground_truth", "label", "labels", "reference", "solution", "target", "truth")
+)
+ASKED = frozenset(("prompt", "question", "problem", "query", "record", "example", "messages"))
+WRITTEN = frozenset(("completion", "response", "output", "generation", "prediction", "pred", "predicted", "reply"))
 TAKES_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -84,6 +92,10 @@ def _rljax(prompt: Prompt, samples: Sequence[Sample]) -> list[Call]:
     return [Call((prompt, sample.completion), {}) for sample in samples]
 
 
+def _rljax_by_name(prompt: Prompt, samples: Sequence[Sample]) -> list[Call]:
+    return [Call((), {"prompt": prompt, "completion": sample.completion}) for sample in samples]
+
+
 def _areal(prompt: Prompt, samples: Sequence[Sample]) -> list[Call]:
     data = {name: value for name, value in _columns(prompt).items() if name not in AREAL.fills}
     calls = []
@@ -122,6 +134,7 @@ def _columns(prompt: Prompt) -> dict[str, Any]:
 
 
 RLJAX = Shape("(prompt, completion)", frozenset(("prompt", "completion")), _rljax)
+BY_NAME = Shape("(*, prompt, completion)", RLJAX.fills, _rljax_by_name)  # the same
 AREAL = Shape(
     "(prompt, completion, prompt_ids, completion_ids, **data)",
     frozenset(("prompt", "completion", "completions", "prompt_ids", "completion_ids")),
@@ -134,7 +147,7 @@ TRL = Shape(
     at_once=True,
 )
 VERL = Shape("(data_source, solution_str, ground_truth, extra_info)", frozenset(("solution_str", "extra_info")), _verl)
-SHAPES = (RLJAX, AREAL, TRL, VERL)
+SHAPES = (RLJAX, AREAL, TRL, VERL)  # for messages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +205,7 @@ def find_rewards(names: Sequence[str]) -> list[Reward]:
     """Imports the rewards that a config names.
 
     Raises:
-      UserError: one is not there, or its parameters are of no shape, or of several.
+      UserError: one is not there, is a class, or its parameters are of no shape, or of several.
     """
     functions = [registry.resolve("reward.name", name, REWARDS, "reward") for name in names]
     short = [name if name in REWARDS else name.rpartition(":")[2] for name in names]
@@ -202,6 +215,12 @@ def find_rewards(names: Sequence[str]) -> list[Reward]:
 
 
 def _reward(name: str, label: str, function: Callable[..., Any]) -> Reward:
+    if inspect.isclass(function):
+        of = name.rpartition(":")[0] or "its module"
+        raise UserError(
+            f"reward.name: {name} is a class, and a reward is called with completions (name an instance of it: "
+            f"`score = {function.__name__}()` in {of}, and {of}:score)"
+        )
     declared, check = getattr(function, "reads", None), getattr(function, "check", None)
     try:
         parameters = inspect.signature(function).parameters
@@ -211,7 +230,7 @@ def _reward(name: str, label: str, function: Callable[..., Any]) -> Reward:
     required = [
         p.name for p in parameters.values() if p.default is p.empty and p.kind not in TAKES_ANY and p.name not in shape.fills
     ]
-    fields = tuple(required) if shape is not RLJAX else ()
+    fields = tuple(required) if shape not in (RLJAX, BY_NAME) else ()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return Reward(label, function, shape, frozenset(parameters), takes_any, declared or fields, check)
 
@@ -220,6 +239,7 @@ def _shape_of(name: str, parameters: Mapping[str, inspect.Parameter]) -> Shape:
     """Returns the shape of a function with these parameters. Raises UserError."""
     has = set(parameters)
     positional = [p for p in parameters.values() if p.kind in POSITIONAL]
+    own = {p.name for p in parameters.values() if p.name in RLJAX.fills and p.kind is not p.POSITIONAL_ONLY}
     others = [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     required = [p for p in positional if p.default is p.empty]
     names = tuple(p.name for p in positional)
@@ -228,15 +248,32 @@ def _shape_of(name: str, parameters: Mapping[str, inspect.Parameter]) -> Shape:
         VERL: "solution_str" in has,
         AREAL: "prompts" not in has and names[2:4] == ("prompt_ids", "completion_ids"),
         TRL: (bool(lists) or "completion_ids" in has) and not {"prompt", "completion", "prompt_ids"} & has,
+        BY_NAME: own == RLJAX.fills and {p.name for p in (*required, *others)} <= own and not own <= set(names),
         # By number alone, as (p, c), unless a name is that of another shape
         RLJAX: len(required) <= 2 <= len(positional) and not others and not (lists | {"completion_ids", "solution_str"} & has),
     }
     found = [shape for shape, fit in fits.items() if fit]
+    signature = inspect.Signature(list(parameters.values()))
+    shapes = ", ".join(shape.signature for shape in SHAPES)
+    odd = _misnamed(names) if found == [RLJAX] else None
+    if odd is not None:
+        raise UserError(
+            f"reward.name: {name} takes {signature}, and would be called as "
+            f"{RLJAX.signature} by position, which {odd!r} contradicts (name its parameters as one of: {shapes})"
+        )
     if len(found) == 1:
         return found[0]
-    shapes = ", ".join(shape.signature for shape in SHAPES)
     which = f"may be {' or '.join(shape.signature for shape in found)}" if found else "is none of the shapes of a reward"
-    raise UserError(
-        f"reward.name: {name} takes ({', '.join(map(str, parameters.values()))}), which {which} "
-        f"(name its parameters as one of: {shapes})"
-    )
+    raise UserError(f"reward.name: {name} takes {signature}, which {which} (name its parameters as one of: {shapes})")
+
+
+def _misnamed(names: Sequence[str]) -> str | None:
+    """Returns the first positional parameter that is named for something else than it is given.
+
+    The first is given a Prompt, the second a completion, and the others keep their defaults: no
+    field of the record is passed by its name.
+    """
+    first, second, *others = (name.lower() for name in names)
+    kept = [name for name in others if name in RIGHT]
+    wrong = [first] * (first in WRITTEN | RIGHT) + [second] * (second in ASKED | RIGHT) + kept
+    return wrong[0] if wrong else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rljax.config.schema import Config
+from rljax.errors import UserError
 from rljax.rollout.buffer import Buffer, Limits
 
 LEAST_SHARE = 0.1  # of the prompts that a run over whole epochs has to train on, to count as finished
@@ -20,6 +21,18 @@ def limits_of(config: Config, prompts_per_epoch: int) -> Limits:
         prompts=config.total_train_epochs * prompts_per_epoch,
         groups=None if steps is None else steps * config.batch_size,
         stale_policy=config.rollout.stale_policy,
+    )
+
+
+def require_step(config: Config, prompts_per_epoch: int) -> None:
+    """Checks that the prompts of all epochs fill one step. Raises UserError."""
+    prompts, size = config.total_train_epochs * prompts_per_epoch, config.batch_size
+    if prompts >= size or config.total_train_steps == 0:
+        return
+    key = "rollout.consumer_batch_size" if size != config.train_dataset.batch_size else "train_dataset.batch_size"
+    raise UserError(
+        f"{key}: a step takes {size} prompts, and total_train_epochs={config.total_train_epochs} of {prompts_per_epoch} has "
+        f"{prompts} (a batch of {prompts} at most, or total_train_epochs={math.ceil(size / prompts_per_epoch)} or more)"
     )
 
 

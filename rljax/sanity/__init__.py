@@ -7,6 +7,7 @@
     survey.py      both, in one pass over a set
     system_prompts.py  records with a system message of their own
     template.py    chat template, EOS, pad, vocabulary, the model's own files
+    golds.py       gold answers that reward `exact` can't find in a completion
     rewards.py     rewards of gold answers and of wrong ones
     filters.py     the filter of groups, on a made-up one
     trial.py       reward and filter, at the start of a run

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rljax.rollout.evaluation import Episodes, reward_of
 from rljax.sanity.findings import Finding, Severity
-from rljax.types import Finish
+from rljax.types import Finish, Trajectory
 
 PART = "rollouts"
 BAR = 40
 MUCH_CUT = 0.5  # share of completions cut at the limit
 
 
-def check_rollouts(episodes: Episodes) -> Iterator[Finding]:
-    """Checks the episodes of groups, sampled as in training."""
+def check_rollouts(episodes: Episodes, *, warms_up: bool = False) -> Iterator[Finding]:
+    """Checks the episodes of groups, sampled as in training.
+
+    Args:
+      warms_up: supervised steps come first in the run, and change what the policy writes: equal
+        rewards and cut completions are notes then, not faults.
+    """
     trajectories, failures = episodes.trajectories, episodes.failures
     total = sum(len(row) for row in episodes.results)
     if failures:
@@ -32,7 +37,19 @@ def check_rollouts(episodes: Episodes) -> Iterator[Finding]:
     rewards = [reward for group in groups for reward in group]
     table = "\n".join(_histogram(rewards))
     yield Finding(Severity.NOTE, PART, f"{len(rewards)} episodes earn {statistics.fmean(rewards):.3g} on average\n{table}")
-    yield from _spread([group for group in groups if len(group) > 1], rewards)
+    judged = [*_spread([group for group in groups if len(group) > 1], rewards), *_cut(trajectories)]
+    yield from map(_before_warmup, judged) if warms_up else judged
+
+
+def _before_warmup(finding: Finding) -> Finding:
+    """Returns what a finding means for a policy that is going to change before it samples."""
+    good = finding.severity is Severity.GOOD
+    line = f"before the warm-up, which a run makes first: {finding.line}"
+    return Finding(Severity.GOOD if good else Severity.NOTE, finding.part, line)
+
+
+def _cut(trajectories: Sequence[Trajectory]) -> Iterator[Finding]:
+    """Warns if most completions were cut."""
     cut = statistics.fmean(trajectory.finish is Finish.LENGTH for trajectory in trajectories)
     if cut > MUCH_CUT:
         remedy = "raise gconfig.max_new_tokens, or see whether the policy ends its turns"

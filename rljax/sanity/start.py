@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rljax.config.schema import Config
@@ -15,6 +15,7 @@ from rljax.evaluation.uses import is_test
 from rljax.hf.tokenizer import Tokenizer
 from rljax.sanity.blanks import learned_field
 from rljax.sanity.findings import Finding, Report, Severity
+from rljax.sanity.golds import SAMPLES, check_golds
 from rljax.sanity.prompts import shared
 from rljax.sanity.survey import Survey
 from rljax.sanity.template import check_template, check_tokenizer
@@ -32,7 +33,17 @@ def at_start(
     some, system_prompt = itertools.islice(prompts.every(), MOST), config.train_dataset.system_prompt
     train = Survey("train_dataset", learned_field(config), some, system_prompt=system_prompt)
     findings += [*train.check(prompts.where), *check_sets(train, held_out)]
-    report = Report(findings)
+    return _told(findings)
+
+
+def warn_of_golds(config: Config, prompts: PromptSource, tokenizer: Tokenizer) -> Report:
+    """Logs a warning if the reward asks for gold answers that no policy writes."""
+    return _told(check_golds(config, prompts.spread(SAMPLES), tokenizer))
+
+
+def _told(findings: Iterable[Finding]) -> Report:
+    """Logs errors and warnings."""
+    report = Report(tuple(findings))
     for finding in [*report.of(Severity.ERROR), *report.of(Severity.WARNING)]:
         log.warning("%s", finding)
     return report

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rljax.config.schema import Config
+from rljax.config.schema import Config, StatsLoggerConfig
+from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.json_lines import newest_step
 from rljax.sinks import Sink, Sinks
 from rljax.sinks.live import LineSink, LiveSink, can_be_live
 from rljax.sinks.planned import PlanSink
 from rljax.sinks.run_directory import RunDirectory, RunDirectorySink
+
+PACKAGES = {"tensorboard": "tensorboard.summary.writer.event_file_writer", "wandb": "wandb"}  # module of each extra
+
+
+def require_packages(logger: StatsLoggerConfig) -> None:
+    """Checks that the package of each sink that is on can be imported.
+
+    Raises UserError that names all that can't.
+    """
+    missing = [name for name, module in PACKAGES.items() if getattr(logger, name) and not _is_there(module)]
+    if missing:
+        also = f", nor is {missing[1]}" if missing[1:] else ""
+        raise UserError(f"stats_logger.{missing[0]}: not installed{also} (pip install 'rljax[{','.join(missing)}]>=0.1')")
+
+
+def _is_there(module: str) -> bool:
+    """Returns whether a module can be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def build(
@@ -34,6 +58,7 @@ def build(
       UserError: a sink's package is not installed, or a file can't be written.
     """
     logger = config.stats_logger
+    require_packages(logger)
     if logger.wandb:
         from rljax.sinks.wandb import forget_lost_steps
 

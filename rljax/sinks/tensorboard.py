@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rljax.errors import UserError
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import PartialSink, Status
@@ -20,12 +19,10 @@ class TensorBoardSink(PartialSink):
     """
 
     def __init__(self, directory: Path, *, first_step: int) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2, tensor_pb2, types_pb2
-            from tensorboard.plugins.text import metadata
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError:
-            raise UserError("stats_logger.tensorboard: not installed (pip install 'rljax[tensorboard]>=0.1')") from None
+        from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.plugins.text import metadata
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self._event, self._summary, self._histogram = event_pb2.Event, summary_pb2.Summary, histogram_pb2.HistogramProto
         self._tensor, self._string = tensor_pb2.TensorProto, types_pb2.DT_STRING
         self._text = metadata.create_summary_metadata(display_name="verdict", description="of the doctor")

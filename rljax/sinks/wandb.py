@@ -9,7 +9,6 @@ from typing import Any
 from rljax import json_lines
 from rljax.config import io as config_io
 from rljax.config.schema import Config
-from rljax.errors import UserError
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean, flatten, merge
 from rljax.sinks import PartialSink, Status
@@ -40,10 +39,8 @@ class WandbSink(PartialSink):
     """
 
     def __init__(self, run: RunDirectory, config: Config) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("stats_logger.wandb: not installed (pip install 'rljax[wandb]>=0.1')") from None
+        import wandb
+
         self._histogram = wandb.Histogram
         id_file = run.path / ID
         is_new = not id_file.exists()

@@ -61,6 +61,15 @@ def test_what_can_not_is_refused_with_what_it_takes_and_what_it_would_get(name, 
     assert "a reward is called with (prompt, completion): " in line and "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("rw.py:score", r"\(write rw:score\)"), ("/home/a/rw.py:score", r"\(write rw:score, with /home/a in PYTHONPATH\)")],
+)
+def test_a_file_in_place_of_its_module_is_told_as_one(name, remedy):
+    with pytest.raises(UserError, match=f"reward.name: .*rw.py is a file, and a reward is found by its module {remedy}"):
+        registry.resolve("reward.name", name, {}, "reward", WANTS)
+
+
 def test_filters_and_formats_are_looked_at_too():
     with pytest.raises(UserError, match=r"rollout.should_accept_fn: .* a filter is called with \(group\)"):
         find_filter(f"{__name__}:two")

@@ -130,3 +130,57 @@ def three(a, b, c):
 
 def trl_of_trainer(completions, trainer_state, **kwargs):
     return [float(trainer_state.global_step)] * len(completions)
+
+
+# Two parameters by position whose names say something else
+
+
+def response_first(response, answer):
+    return float(response == answer)
+
+
+def swapped(completion, prompt):
+    return float(completion == prompt.fields["answer"])
+
+
+def with_gold(prompt, answer):
+    return float(prompt.fields["answer"] == answer)
+
+
+def kept_gold(prompt, completion, answer="7"):
+    return float(completion == answer)
+
+
+bound_gold = functools.partial(kept_gold, answer="7")  # given by the user, so nothing is taken for a field
+
+
+def by_name(*, completion, prompt):
+    return float(completion == prompt.fields["ground_truth"])
+
+
+def half_by_name(prompt, *, completion, weight=1.0):
+    return weight * by_name(prompt=prompt, completion=completion)
+
+
+def by_name_and_more(*, prompt, completion, answer):
+    return 0.0
+
+
+class Instance:
+    def __call__(self, prompt, completion):
+        return 0.5
+
+
+instance = Instance()
+
+
+def forgot_await(prompt, completion):
+    return _judged(prompt, completion)
+
+
+async def forgot_await_twice(prompt, completion):
+    return _judged(prompt, completion)
+
+
+async def _judged(prompt, completion):
+    return 1.0

@@ -14,7 +14,7 @@ from rljax.errors import Rejected, RewardError, UserError
 from rljax.rewards import RewardPool
 from rljax.rewards.process_main import Scorer
 from rljax.rewards.score import Sampled, Score, score_of, weighted
-from rljax.rewards.shapes import AREAL, RLJAX, TRL, VERL, find_rewards
+from rljax.rewards.shapes import AREAL, BY_NAME, RLJAX, TRL, VERL, find_rewards
 from rljax.rollout.gathering import Gathering
 from rljax.types import Prompt
 
@@ -76,6 +76,10 @@ def by_pool(name, prompt, *completions, ids=True):
         ("own", RLJAX, False, ()),
         ("own_by_position", RLJAX, False, ()),
         ("partial_own", RLJAX, False, ()),
+        ("bound_gold", RLJAX, False, ()),
+        ("instance", RLJAX, False, ()),
+        ("by_name", BY_NAME, False, ()),
+        ("half_by_name", BY_NAME, False, ()),
     ],
 )
 def test_a_shape_is_told_by_the_names_of_parameters(name, shape, is_async, reads):
@@ -93,6 +97,14 @@ def test_a_shape_is_told_by_the_names_of_parameters(name, shape, is_async, reads
             "which may be (data_source, solution_str, ground_truth, extra_info) or (prompts, completions, **columns)",
         ),
         ("three", "takes (a, b, c), which is none of the shapes"),
+        ("by_name_and_more", "takes (*, prompt, completion, answer), which is none of the shapes"),
+        ("response_first", "(response, answer), and would be called as (prompt, completion) by position, which 'response'"),
+        ("swapped", "(completion, prompt), and would be called as (prompt, completion) by position, which 'completion'"),
+        ("with_gold", "(prompt, answer), and would be called as (prompt, completion) by position, which 'answer'"),
+        (
+            "kept_gold",
+            "(prompt, completion, answer='7'), and would be called as (prompt, completion) by position, which 'answer'",
+        ),
     ],
 )
 def test_a_signature_of_no_shape_or_of_several_is_refused_with_the_shapes_there_are(name, words):
@@ -101,6 +113,24 @@ def test_a_signature_of_no_shape_or_of_several_is_refused_with_the_shapes_there_
     message = str(caught.value)
     assert message.startswith(f"reward.name: shaped_rewards:{name} takes ") and words in message and "\n" not in message
     assert all(shape.signature in message for shape in (RLJAX, AREAL, TRL, VERL))
+
+
+def test_parameters_that_are_given_by_name_alone_get_what_they_name():
+    for name in ("by_name", "half_by_name"):
+        assert [score.reward for score in scored([name], TEXT, "7", "8")] == [1.0, 0.0]
+
+
+def test_a_class_is_refused_and_an_instance_is_called():
+    with pytest.raises(UserError, match=r"shaped_rewards:Instance is a class, .*`score = Instance\(\)` in shaped_rewards"):
+        find_rewards(["shaped_rewards:Instance"])
+    assert [score.reward for score in scored(["instance"], TEXT, "7")] == [0.5]
+
+
+@pytest.mark.parametrize("name", ["forgot_await", "forgot_await_twice"])
+@pytest.mark.filterwarnings("error")  # Python's own, of a coroutine that was never awaited
+def test_a_coroutine_that_a_reward_returns_is_an_error_that_says_what_to_do(name):
+    with pytest.raises(ValueError, match=f"{name} returned a coroutine, not a number .make it `async def`"):
+        scored([name], TEXT, "7")
 
 
 def test_what_only_trls_trainer_passes_is_told_from_a_column_that_is_missing():

@@ -22,6 +22,7 @@ from rljax.rollout.result import Failure
 from rljax.rollout.trajectories import trajectory_of
 from rljax.sanity import blanks, lengths, prompts, rewards, rollouts, start, template
 from rljax.sanity.findings import Finding, Report, Severity, of_error
+from rljax.sanity.golds import check_golds
 from rljax.sanity.survey import Survey
 from rljax.testing.models import config_of
 from rljax.types import Completion, Finish, Prompt, SamplingParams
@@ -355,6 +356,48 @@ def episodes(groups, finish=Finish.STOP, failures=0):
 def test_rollouts_from_which_nothing_can_be_learned(made, line, severity):
     found = [finding for finding in rollouts.check_rollouts(made) if line in finding.line]
     assert [finding.severity for finding in found] == [severity]
+
+
+def test_rollouts_before_a_warm_up_are_no_fault_of_the_run():
+    unlearnable = [episodes([[0] * 8] * 8, finish=Finish.LENGTH), episodes([[0, 1], *[[0, 0]] * 10])]
+    for made in unlearnable:
+        plain, warmed = (list(rollouts.check_rollouts(made, warms_up=warms_up)) for warms_up in (False, True))
+        assert Report(plain).of(Severity.NOTE) != plain and Report(warmed).of(Severity.NOTE) == warmed
+        assert [f.line in w.line for f, w in zip(plain, warmed, strict=True)] == [True] * len(plain)
+    none = episodes([[]], failures=2)  # but an episode that fails does not succeed with other weights
+    assert list(rollouts.check_rollouts(none, warms_up=True)) == list(rollouts.check_rollouts(none))
+    good = list(rollouts.check_rollouts(episodes([[0, 1], [1, 1]]), warms_up=True))
+    assert severities(good) == {Severity.NOTE: 1, Severity.GOOD: 1}
+
+
+# Gold answers
+
+
+WORKED = "Half of them are 48/2 = <<48/2=24>>24.\nTogether 48+24 = 72.\n#### 72"
+
+
+@pytest.mark.parametrize(
+    ("name", "golds", "told", "remedy"),
+    [
+        ("exact", [WORKED] * 3, "that of 3 of 3 records is a worked solution", "reward.name=gsm8k"),
+        ("exact,mine:f", [WORKED, WORKED, "72"], "that of 2 of 3 records is a worked solution", "reward.name=gsm8k"),
+        ("exact", ["x" * 17, "y" * 18, "72"], "that of 2 of 3 records is longer than gconfig.max_new_tokens=16", "a larger"),
+    ],
+)
+def test_gold_answers_that_no_policy_writes_are_told_to_exact(name, golds, told, remedy, model):
+    config, tokenizer = config_of(**{"reward.name": name, "gconfig.max_new_tokens": 16}), load_tokenizer(model)
+    (finding,) = check_golds(config, numbered("a", "b", "c", answers=dict(enumerate(golds))), tokenizer)
+    assert finding.severity is Severity.WARNING and told in finding.line and remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "golds"),
+    [("gsm8k", [WORKED] * 3), ("exact", ["72", "#### 72", WORKED]), ("exact", ["x" * 16, "y" * 17, "z"]), ("math", ["x" * 99])],
+)
+def test_gold_answers_that_a_policy_can_write_are_not_told(name, golds, model):
+    config, tokenizer = config_of(**{"reward.name": name, "gconfig.max_new_tokens": 16}), load_tokenizer(model)
+    texts = "abc"[: len(golds)]
+    assert not list(check_golds(config, numbered(*texts, answers=dict(enumerate(golds))), tokenizer))
 
 
 # At a start

@@ -1,22 +1,26 @@
 """TensorBoard, W&B, plain lines and the live view show the numbers that metrics.jsonl holds."""
 
+import dataclasses
 import io
 import json
 import logging
 import math
 import os
 import sys
+import types
 
 import pytest
 import rich
 
 from rljax.config import io as config_io
+from rljax.config.schema import StatsLoggerConfig
 from rljax.configs import base
+from rljax.errors import UserError
 from rljax.experiments.screen import Stderr
 from rljax.metrics.histogram import Histogram
 from rljax.metrics.mean import Mean
 from rljax.sinks import RunState, Status, live
-from rljax.sinks.build import build
+from rljax.sinks.build import PACKAGES, build, require_packages
 from rljax.sinks.live import LineSink, LiveSink, sparkline
 from rljax.sinks.run_directory import RunDirectory
 from rljax.sinks.tensorboard import TensorBoardSink
@@ -267,3 +271,19 @@ def test_wandb_shows_what_metrics_jsonl_shows_after_a_stop_and_after_a_kill(tmp_
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 10))
     assert shown == {line.pop("step"): pytest.approx(line) for line in lines}
+
+
+@pytest.mark.parametrize("missing", [("tensorboard",), ("wandb",), ("tensorboard", "wandb")])
+def test_all_sinks_without_their_package_are_in_one_line(missing, monkeypatch):
+    for name in ("tensorboard", "wandb"):
+        there = None if name in missing else types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, there)  # None: the import fails
+        monkeypatch.setitem(sys.modules, PACKAGES[name], there)
+    logger = dataclasses.replace(StatsLoggerConfig(), tensorboard=True, wandb=True)
+    with pytest.raises(UserError) as raised:
+        require_packages(logger)
+    assert str(raised.value).startswith(f"stats_logger.{missing[0]}: not installed")
+    assert f"rljax[{','.join(missing)}]" in str(raised.value)
+    assert all(name in str(raised.value) for name in missing)
+    off = {name: False for name in missing}
+    require_packages(dataclasses.replace(logger, **off))
