@@ -40,7 +40,13 @@ SHAPES: dict[str, tuple[Case, ...]] = {
     ),
     "mixed numbers": (
         Case("2\\frac{1}{2}", boxed("2\\frac{1}{2}", "\\frac52", "2.5"), boxed("1", "\\frac{2}{2}", "21/2")),
-        Case("1\\frac{3}{4}", boxed("\\frac{7}{4}", "1.75"), boxed("\\frac34", "13/4")),
+        Case("1\\frac{3}{4}", boxed("\\frac{7}{4}", "1.75", "1 3/4", "1¾"), boxed("\\frac34", "13/4")),
+        Case(
+            "1 1/2",
+            (*boxed("1 1/2", "3/2", "1.5", "1\\frac{1}{2}", "1\\frac12", "1\\ 1/2", "1½"), "#### 1 1/2", "It is 1 1/2 cups."),
+            boxed("11/2", "1", "1/2", "2 1/2"),
+        ),
+        Case("\\frac32", (*boxed("1 1/2", "1½"), "#### 1 1/2", "The answer is 1 1/2."), (*boxed("-1 1/2"), "#### 1 1/3")),
     ),
     "decimals": (
         Case("0.5", boxed("0.5", ".5", "\\frac12"), boxed("5", "0.05")),
@@ -63,11 +69,21 @@ SHAPES: dict[str, tuple[Case, ...]] = {
         Case("x=5", boxed("x=5", "5"), boxed("x=-5", "y")),
     ),
     "intervals": (
-        Case("[0,1)", boxed("[0,1)", "[0, 1)"), boxed("(0,1]", "[0,1]", "(0,1)", "0", "0,1")),
-        Case("(-\\infty, 2]", boxed("(-\\infty,2]", "(-\\infty, 2]"), boxed("(-\\infty,2)", "[2,\\infty)", "2")),
+        Case(
+            "[0,1)",
+            boxed("[0,1)", "[0, 1)", "0 \\leq x < 1", "1 > x \\ge 0"),
+            boxed("0 < x < 1", "0 \\le x \\le 1", "(0,1]", "[0,1]", "(0,1)", "0", "0,1"),
+        ),
+        Case("0 \\leq x < 1", boxed("[0,1)", "0 \\le x < 1"), boxed("(0,1)", "0 < x < 1")),
+        Case("x<-1\\text{ or }x>1", boxed("(-\\infty,-1)\\cup(1,\\infty)", "x>1\\text{ or }x<-1"), boxed("(-1,1)", "x<-1")),
+        Case(
+            "(-\\infty, 2]",
+            boxed("x \\le 2", "2 \\geq x", "(-\\infty,2]", "(-\\infty, 2]"),
+            boxed("(-\\infty,2)", "[2,\\infty)", "2"),
+        ),
         Case(
             "(-\\infty,-1)\\cup(1,\\infty)",
-            boxed("(-\\infty,-1)\\cup(1,\\infty)", "(1,\\infty)\\cup(-\\infty,-1)"),
+            boxed("(-\\infty,-1)\\cup(1,\\infty)", "(1,\\infty)\\cup(-\\infty,-1)", "x < -1 \\text{ or } x > 1"),
             boxed("(-1,1)", "(-\\infty,-1)", "(-\\infty,-1)\\cap(1,\\infty)"),
         ),
     ),
@@ -85,6 +101,9 @@ SHAPES: dict[str, tuple[Case, ...]] = {
     ),
     "sets and lists": (
         Case("\\{1,2,3\\}", boxed("\\{1,2,3\\}", "\\{3,2,1\\}"), boxed("\\{1,2\\}", "\\{1,2,4\\}", "6")),
+        Case("\\pm 2", (*boxed("2,-2", "-2, 2", "\\pm2", "x = \\pm 2"), "#### ±2"), boxed("2", "-2", "\\pm 3", "2,3")),
+        Case("2,-2", (*boxed("\\pm 2", "±2"), "The answer is $\\pm 2$."), boxed("\\pm 1")),
+        Case("3 \\pm \\sqrt2", boxed("3+\\sqrt2, 3-\\sqrt2", "3\\pm\\sqrt{2}"), boxed("3+\\sqrt2", "\\pm\\sqrt2")),
         Case("1, -2", boxed("1,-2", "-2, 1", "1\\text{ and }-2"), boxed("1", "-2", "1, 2")),
     ),
     "matrices": (
@@ -126,17 +145,20 @@ SHAPES: dict[str, tuple[Case, ...]] = {
     "multiple choice": (
         Case(
             "\\text{(B)}",
-            (*boxed("\\text{(B)}", "B", "(B)", "\\textbf{(B)}"), "The answer is (B)."),
-            boxed("A", "\\text{(C)}", "AB"),
+            (*boxed("\\text{(B)}", "B", "(B)", "\\textbf{(B)}"), "The answer is (B).", "B", "(B)", "**B**"),
+            (*boxed("A", "\\text{(C)}", "AB"), "A", "Vitamin B", "B C", "Be B or C"),
         ),
-        Case("\\text{C}", (*boxed("C", "\\text{C}"), "**Answer: C**"), boxed("B", "\\text{(D)}")),
-        Case("A", boxed("A", "\\text{A}", "(A)"), boxed("a_1", "D", "\\text{A or B}")),
+        Case(
+            "\\text{C}", (*boxed("C", "\\text{C}"), "**Answer: C**", "C", "C.", "The answer is $C$."), boxed("B", "\\text{(D)}")
+        ),
+        Case("A", boxed("A", "\\text{A}", "(A)"), (*boxed("a_1", "D", "\\text{A or B}"), "A cat", "A is wrong.", "A B")),
     ),
     "powers of ten and bases": (
         Case(
             "3 \\times 10^{8}", boxed("3\\times10^8", "300000000", "3\\cdot 10^{8}"), boxed("3", "3\\times10^7", "3\\times 10")
         ),
-        Case("1011_2", boxed("1011_2", "1011_{2}"), boxed("1101_2", "11_2")),
+        Case("1011_2", boxed("1011_2", "1011_{2}", "1011 in base 2"), boxed("1101_2", "11_2", "1011")),
+        Case("12_7", (*boxed("12_7"), "#### 12_7"), (*boxed("12", "12_8", "9"), "#### 12", "The answer is 12.")),
     ),
     "commitment": (
         Case(

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from rljax.experiments.bench.verifier_cases import Case, boxed
 
+_NOUNS = (
+    "dollars dollar eggs people boxes weeks slices euros bolts books pages kids cookies grams ounces cups points cars apples"
+)
+COUNTED = _NOUNS.split()
+CHANGING = ("dozen", "half", "squared", "and a half", "percent", "x", "k", "or 19", "to 20", "or so")
+
 FORMS: dict[str, tuple[Case, ...]] = {
     "digits in groups": (
         Case(
@@ -110,7 +116,6 @@ FORMS: dict[str, tuple[Case, ...]] = {
                     "\\text{\\$18}",
                     "\\left(18\\right)",
                     "\\text{The answer is }18",
-                    "18\\%",
                 ),
                 "$\\fbox{18}$",
                 "\\fbox{18}",
@@ -315,7 +320,6 @@ FORMS: dict[str, tuple[Case, ...]] = {
             (
                 "#### 18 km/h",
                 "#### 18 apples.",
-                "#### 18%",
                 "#### 18.",
                 "#### **18**",
                 "#### $18",
@@ -333,8 +337,54 @@ FORMS: dict[str, tuple[Case, ...]] = {
                 "The answer is **18** apples.",
                 "#### 18 hours a day",
                 "#### 18 miles per hour",
+                "#### USD 18",
+                "#### Total: 18",
+                *boxed(*(f"18 {noun}" for noun in COUNTED), *(f"18\\text{{ {noun}}}" for noun in COUNTED)),
+                *boxed(
+                    "\\$18 dollars",
+                    "18~dollars",
+                    "18 dollars per day",
+                    "\\text{\\$}18",
+                    "USD 18",
+                    "Total: 18",
+                    "\\text{Total: }18",
+                    "18\\$",
+                    "18 m/s",
+                ),
             ),
             (),
+        ),
+    ),
+    "words that make another number": (
+        Case(
+            "18",
+            (),
+            (
+                *boxed(*(f"18 {word}" for word in CHANGING), *(f"18\\text{{ {word}}}" for word in CHANGING)),
+                *boxed("18\\%", "18x", "18xy", "18k", "x18", "\\text{half of }18"),
+                *(f"#### 18 {word}" for word in CHANGING),
+                *(f"The answer is 18 {word}." for word in CHANGING),
+                "#### 18%",
+            ),
+        ),
+        Case("18 dozen", boxed("18 dozen", "18\\text{ dozen eggs}"), boxed("18 thousand", "18 and a half", "17 dozen")),
+    ),
+    "other units": (
+        Case(
+            "5\\text{ cm}",
+            (*boxed("5 cm", "5", "5\\text{ centimeters}", "5\\text{ cm long}"), "#### 5 cm", "The answer is 5 centimetres."),
+            (*boxed("5\\text{ m}", "5\\text{ km}", "5 \\text{ kg}", "5 m", "5\\text{ cm}^2"), "#### 5 m", "The answer is 5 m."),
+        ),
+        Case(
+            "7\\text{ km/h}",
+            boxed("7", "7 kph", "7\\text{ kilometers per hour}"),
+            boxed("7\\text{ m/s}", "7\\text{ km}", "7 mph"),
+        ),
+        Case("\\$18", boxed("18\\text{ dollars}", "18 USD"), boxed("18\\text{ euros}", "18\\text{ cents}", "€18")),
+        Case("5\\sqrt{2}\\text{ m}", boxed("5\\sqrt2", "5\\sqrt2\\text{ meters}"), boxed("5\\sqrt2\\text{ cm}")),
+        Case("2\\text{ p.m.}", boxed("2\\text{ pm}", "2"), boxed("2\\text{ a.m.}")),
+        Case(
+            "\\text{6 apples}", boxed("\\text{6 apples}", "6", "6 apples", "6 pieces of fruit"), boxed("7", "\\text{7 apples}")
         ),
     ),
 }

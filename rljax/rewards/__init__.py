@@ -13,6 +13,8 @@ shapes.py         functions of other systems' shapes, told apart by their parame
 exact.py          equal text
 mathematics.py    equal as mathematics
 final_answer.py   the answer that a completion commits to; answers.py, to vote over
+amounts.py        numbers with the words around them; units.py, their units
+intervals.py      inequalities as intervals
 reasoning_gym.py  scorers of reasoning-gym
 pool.py           processes in which rewards run; process.py, one of them
 process_main.py   its main program

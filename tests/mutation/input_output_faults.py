@@ -83,7 +83,7 @@ GOES_IN = (
     *_seen_by(
         "in: gold answers without dollars",
         f"{FUNCTIONS}::test_a_gold_answer_is_mathematics_with_or_without_dollars",
-        ("rljax/rewards/mathematics.py", '_parse(number or f"${escaped(text)}$")', "_parse(number or escaped(text))"),
+        ("rljax/rewards/mathematics.py", 'f"${escaped(as_union(text) or text)}$")', "escaped(as_union(text) or text))"),
     ),
     *_seen_by(
         "in: gold answers that are not understood",
@@ -97,9 +97,9 @@ GOES_IN = (
     *_seen_by(
         "in: answers in the forms that models write",
         f"{FUNCTIONS}::test_four_hashes_count_where_a_number_follows",
-        ("rljax/rewards/final_answer.py", 're.compile(rf"[\\s*_($]*{_AMOUNT}")', 're.compile(rf"[^\\d]*?{_AMOUNT}")'),
-        ("rljax/rewards/final_answer.py", "(?:(?:[A-Z]{{1,3}})?\\s?\\\\?[$€£¥])?", "(?:\\\\?[$€£¥])?"),
-        ("rljax/rewards/final_answer.py", "(?P<sign>[-+]?)", "(?P<sign>-?)"),
+        ("rljax/rewards/final_answer.py", 're.compile(rf"[\\s*_($]*{AMOUNT}")', 're.compile(rf"[^\\d]*?{AMOUNT}")'),
+        ("rljax/rewards/amounts.py", "(?:(?:[A-Z]{{1,3}})?\\s?\\\\?[$€£¥])?", "(?:\\\\?[$€£¥])?"),
+        ("rljax/rewards/amounts.py", "(?P<sign>[-+]?)", "(?P<sign>-?)"),
         (
             "rljax/rewards/final_answer.py",
             "for match in reversed(list(_HASHES.finditer(text))):",
@@ -115,7 +115,7 @@ GOES_IN = (
         "in: answers in the forms that models write",
         f"{FUNCTIONS}::test_a_hedge_is_no_answer",
         ("rljax/rewards/final_answer.py", "return other is None or", "return True or"),
-        ("rljax/rewards/final_answer.py", "_LAST_ALTERNATIVES.search(kept)) and", "None) and"),
+        ("rljax/rewards/final_answer.py", "_LAST_ALTERNATIVES.search(plain)) and", "None) and"),
     ),
     *_seen_by(
         "in: what a template opens for sampling is learned as if it were said",
