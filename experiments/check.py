@@ -268,10 +268,21 @@ class Checks:
             self._findings += check_lengths("labeled examples", examples, limit=most, why=why)
         sampler = pools.sampler.engine if pools is not None and pools.sampler is not None else ""
         context = engine.find_plugin(sampler).context_length(config) if sampler else None
+        if context is not None:
+            self._check_turns(tokenizer, prompts, context, f"{sampler}.context_length={context}")
         for each in held_out:
             theirs = tokenizer.prompt_lengths(each.prompts)
             limit = None if context is None else context - 1
             self._findings += check_lengths(key_of(each.name), theirs, limit=limit, why=f"{sampler}.context_length={context}")
+
+    def _check_turns(self, tokenizer: Tokenizer, prompts: PromptSource, context: int, why: str) -> None:
+        from rljax.sanity.lengths import check_turns
+        from rljax.workflows import tokens_between
+
+        between = tokens_between(self._config.rollout, tokenizer, prompts.spread(1)[0])
+        if between is not None and prompts.lengths is not None and self._config.actor.loss != "sft":
+            why = f"{why}, rollout.workflow_args.feedback"
+            self._findings += check_turns("train_dataset", prompts.lengths, between=between, context=context, why=why)
 
     def _check_sets(self, prompts: PromptSource, survey: Survey, held_out: Sequence[HeldOut]) -> list[Prompt]:
         """Checks the sets of prompts. Returns the training prompts that name an environment."""

@@ -50,8 +50,9 @@ def serve() -> None:
     model_dir = _trained() or _initial(config)
     tokenizer = load_tokenizer(model_dir, config.rollout)
     agreement.check(model_dir, tokenizer)
+    context = engine.find_plugin(pool.engine).context_length(config)
     sampler = engine.make_lone_sampler(config, pool, model_dir)
-    asyncio.run(_serve(config, sampler, model_dir, tokenizer))
+    asyncio.run(_serve(config, sampler, model_dir, tokenizer, context))
 
 
 def _trained() -> Path | None:
@@ -68,7 +69,7 @@ def _initial(config: Config) -> Path:
     return prepare_model_directory(config.actor, workdir / "init", seed=config.seed)
 
 
-async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: HFTokenizer) -> None:
+async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: HFTokenizer, context: int | None) -> None:
     from rljax.agents import Dialogue, Endpoint, Guest, SamplingPolicy
     from rljax.engines.http.server import SamplerServer, ServerOptions, is_loopback
     from rljax.errors import UserError
@@ -94,6 +95,7 @@ async def _serve(config: Config, sampler: Sampler, model_dir: Path, tokenizer: H
         token=token,
         max_requests=settings.max_requests,
         max_body=int(settings.max_body_mb * 2**20),
+        context_length=context,
     )
     server = SamplerServer(sampler, options, tokenizer, endpoint)
     stopped = asyncio.Event()

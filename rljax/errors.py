@@ -11,6 +11,13 @@ class UserError(Exception):
     """
 
 
+class PromptTooLong(UserError):
+    """A request whose prompt leaves no room for a completion in the sampler's context.
+
+    An episode that has completions already ends there (rljax/workflows/turns.py).
+    """
+
+
 class PluginFailed(UserError):
     """A function of the user's that fails whenever it is called.
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PROMPT_VERSION = -1  # stamped on tokens that the policy did not sample
+CONTEXT_FULL = "context_full"  # component of several turns: 1 where the context had no room for a further one
 LARGEST_REWARD = (2 - 2.0**-23) * 2.0**127  # float32's largest number, as advantages are float32
 
 

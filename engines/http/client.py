@@ -123,7 +123,7 @@ class HttpSampler(Sampler):
 
         Raises:
           UserError: the prompt is empty, holds an id outside the vocabulary or leaves no room in
-            the context, or a server refuses the request.
+            the context (PromptTooLong), or a server refuses the request.
           RequestLost: too many attempts in a row brought nothing, a reply is malformed, or no
             server is left.
         """

@@ -9,7 +9,7 @@ import numpy as np
 
 from rljax.engines.http.remote import Remote
 from rljax.engines.http.replies import Reply
-from rljax.errors import UserError
+from rljax.errors import PromptTooLong, UserError
 from rljax.types import Completion, Finish, Request
 
 
@@ -50,7 +50,8 @@ def shortened(done: Completion, request: Request) -> Completion:
 def fitted(request: Request | None, remote: Remote, sampled: int) -> Request | None:
     """Limits a request to the server's context; None if no room is left after `sampled` tokens.
 
-    Raises UserError for an id outside the vocabulary, or a prompt that fills the context.
+    Raises UserError for an id outside the vocabulary, and PromptTooLong for a prompt that fills the
+    context.
     """
     if request is None:
         return None
@@ -63,7 +64,7 @@ def fitted(request: Request | None, remote: Remote, sampled: int) -> Request | N
     if room <= 0 and sampled:
         return None
     if room <= 0:
-        raise UserError(f"request {request.id}: a prompt of {len(prompt)} tokens leaves no room in a context of {context}")
+        raise PromptTooLong(f"request {request.id}: a prompt of {len(prompt)} tokens leaves no room in a context of {context}")
     params = request.params
     if params.max_new_tokens <= room:
         return request

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+CONTEXT_EXCEEDED = "context_length_exceeded"  # code of a request whose prompt leaves no room in the context
+
 
 class ApiError(Exception):
     """A request that is refused or failed, as {"error": {"message", "type", "param", "code"}}.

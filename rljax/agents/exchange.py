@@ -15,13 +15,13 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from rljax.agents.dialogue import ChatPrompt, Dialogue
-from rljax.agents.errors import ApiError
+from rljax.agents.errors import CONTEXT_EXCEEDED, ApiError
 from rljax.agents.parameters import ChatRequest, CompletionRequest, ReplyOptions, SamplingRequest
 from rljax.agents.recording import History, Setting, Turn
 from rljax.agents.session import Session
 from rljax.agents.stream import GrowingText, VisibleText
 from rljax.chat.messages import Message, text_of
-from rljax.errors import SamplerError, UserError
+from rljax.errors import PromptTooLong, SamplerError, UserError
 from rljax.process.thread_pool import ThreadPool
 from rljax.types import Completion, Finish, Piece, Request, SamplingParams
 
@@ -163,6 +163,11 @@ class Exchange:
             self._end(choice, pieces)
             news = choice.visible.news(choice.text, last=True) if choice.visible is not None else ("", "")
             tell(Delta(choice, *news, done=True))
+        except PromptTooLong as error:
+            self.session.found_full(choice.parent)
+            # in the words by which agents' libraries know it
+            line, param = f"{error}: it exceeds the model's context length", "messages" if choice.chat else "prompt"
+            tell(ApiError(line, param=param, code=CONTEXT_EXCEEDED))
         except UserError as error:
             tell(ApiError(str(error), code="invalid_request"))
         except SamplerError as error:

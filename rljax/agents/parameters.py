@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rljax.agents.errors import ApiError
+from rljax.agents.errors import CONTEXT_EXCEEDED, ApiError
 from rljax.chat.messages import Message, Tool, parse_messages, parse_template_kwargs, parse_tools, text_of
 from rljax.config.registry import nearest
 from rljax.errors import UserError
@@ -200,7 +200,7 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _check_length(length: int, name: str) -> None:
     if length > MAX_TEXT:
-        raise ApiError(f"{name}: {length} characters (at most {MAX_TEXT})", param=name, code="context_length_exceeded")
+        raise ApiError(f"{name}: {length} characters (at most {MAX_TEXT})", param=name, code=CONTEXT_EXCEEDED)
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:

@@ -16,11 +16,11 @@ import numpy as np
 from rljax.agents.errors import ApiError
 from rljax.agents.export import trajectories
 from rljax.agents.parameters import SamplingRequest
-from rljax.agents.recording import Recording
+from rljax.agents.recording import Recording, Turn
 from rljax.engine import Generator
 from rljax.errors import SamplerError
 from rljax.seeding import seed_for
-from rljax.types import SamplingParams, Trajectory, reward_number
+from rljax.types import CONTEXT_FULL, Finish, SamplingParams, Trajectory, reward_number
 
 MAX_SESSIONS = 4096
 IDLE = 3600.0  # seconds after its last request until a session may be ended to make room
@@ -112,6 +112,7 @@ class Session:
         self.template_kwargs = dict(template_kwargs or {})
         self.recording = Recording()
         self.lost: SamplerError | None = None  # the last failure of the sampler
+        self.full = False  # a request that came behind others left no room in the context
         self.used = time.monotonic()
         self._requests = 0
         self._prompts: Counter[bytes] = Counter()  # how often each was asked for
@@ -149,12 +150,27 @@ class Session:
         """
         self.recording.set_reward(reward_number("the reward", value), turn_id, choice)
 
+    def found_full(self, turn: Turn | None) -> None:
+        """Notes that a request left no room in the context; of a first one nothing is noted.
+
+        Args:
+          turn: the one that it goes on from, which ends cut; None for the last one.
+        """
+        if turn is None and self.recording.turns:
+            turn = self.recording.turns[-1]
+        if turn is not None:
+            turn.finish, self.full = Finish.LENGTH, True
+
     def trajectories(self, style: str, discount: float, components: Mapping[str, float]) -> list[Trajectory]:
         """Returns the trajectories of the session, with its counts as components.
 
         rljax/agents/export.py says which. Raises ValueError if nothing was sampled.
         """
-        counts = {"turns": float(len(self.recording.turns)), "prefix_breaks": float(self.recording.breaks)}
+        counts = {
+            "turns": float(len(self.recording.turns)),
+            "prefix_breaks": float(self.recording.breaks),
+            CONTEXT_FULL: float(self.full),
+        }
         return trajectories(self.recording, style, discount, {**components, **counts})
 
     def track(self, task: asyncio.Task[object]) -> None:

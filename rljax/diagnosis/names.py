@@ -13,7 +13,9 @@ EQUAL_REWARD_GROUPS = "rollout/equal_reward_groups"
 REWARD_LENGTH_CORRELATION = "rollout/reward_length_corr"
 COMPONENTS = "reward/"
 # Components that workflows count, and that score nothing
-COUNTS = frozenset({"turns", "prefix_breaks", "tool_calls", "tool_error", "tool_timeout", "unknown_tool", "bad_arguments"})
+COUNTS = frozenset(
+    {"turns", "context_full", "prefix_breaks", "tool_calls", "tool_error", "tool_timeout", "unknown_tool", "bad_arguments"}
+)
 GROUPS = "rollout/groups"
 GROUP_SIZE = "rollout/group_size"
 

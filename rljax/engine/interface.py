@@ -69,6 +69,7 @@ class Generator(abc.ABC):
 
         Raises:
           UserError: the request is invalid; no sampler could complete it.
+          PromptTooLong: a UserError where the prompt leaves no room in the context.
           SamplerError: the request is lost, and may be sent again.
           RequestLost: a SamplerError where that was tried already.
         """

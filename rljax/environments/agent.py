@@ -18,17 +18,27 @@ from rljax.types import Prompt
 async def play(client: Any, model: str, prompt: Prompt) -> dict[str, float]:
     """Plays an episode, and returns the sum of its rewards.
 
-    It ends when the environment says so, or with a reply that was cut short.
+    It ends when the environment says so, with a reply that was cut short, or where the context has
+    no room for another.
     """
+    from openai import BadRequestError
+
     messages, total = [dict(message) for message in prompt.messages], 0.0
+    earned: dict[str, float] = {}
     async with Play(Source.of(prompt.fields, f"prompt {prompt.uid}"), timeout=60.0) as game:
         await game.reset()
         while True:
-            reply = await client.chat.completions.create(model=model, messages=messages)
+            try:
+                reply = await client.chat.completions.create(model=model, messages=messages)
+            except BadRequestError as error:
+                if error.code != "context_length_exceeded" or not earned:
+                    raise
+                return earned
             choice = reply.choices[0]
             step = await game.step(choice.message.content)
             total += step.reward
+            earned = {"reward": total, **numbers_of(step.info)}
             if step.terminated or step.truncated or choice.finish_reason != "stop":
-                return {"reward": total, **numbers_of(step.info)}
+                return earned
             answer = [{"role": "assistant", "content": choice.message.content}, *step.observation]
             messages += [dict(message) for message in answer]

@@ -44,6 +44,11 @@ class Episode:
         """All token ids so far, [T] int32: the prompt of the next request."""
         return np.concatenate(self._ids)
 
+    @property
+    def last_sampled(self) -> int:
+        """Id of the last token so far, if it was sampled; else -1."""
+        return int(self._ids[-1][-1]) if self._masks[-1].any() else -1
+
     def given(self, token_ids: Sequence[int] | np.ndarray) -> None:
         """Appends tokens that the policy did not sample. They are not trained on."""
         length = len(token_ids)
@@ -53,6 +58,10 @@ class Episode:
         """Appends a completion. All its tokens are trained on, including an EOS at its end."""
         self._add(completion.token_ids, completion.logp, completion.versions, trained=True)
         self._finish = completion.finish
+
+    def cut(self) -> None:
+        """Ends the episode behind its last completion, with finish `length`: no further turn fits."""
+        self._finish = Finish.LENGTH
 
     def trajectory(self, reward: float, components: Mapping[str, float]) -> Trajectory:
         """Returns the episode so far. Raises ValueError before the first completion."""

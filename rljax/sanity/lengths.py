@@ -42,6 +42,21 @@ def check_lengths(
         yield Finding(Severity.NOTE, part, f"the longest is within 10% of the limit of {limit} tokens", why)
 
 
+def check_turns(part: str, lengths: Sequence[int] | np.ndarray, *, between: int, context: int, why: str) -> Iterator[Finding]:
+    """Warns of prompts that leave no room for a second turn: their episodes end with the first.
+
+    Args:
+      lengths: [n] tokens of the prompts, at least one.
+      between: tokens that are given between two completions.
+      context: most tokens of prompt and completion.
+      why: the settings that say so, for the remedy.
+    """
+    full = int((np.asarray(lengths) + 1 + between >= context).sum())  # a completion has one token at least
+    if full:
+        line = f"{full} of {len(lengths)} leave no room for a second turn, which {between} tokens of feedback precede"
+        yield Finding(Severity.WARNING, part, f"{line}: their episodes end with the first", why)
+
+
 def histogram(values: np.ndarray) -> list[str]:
     """Returns a text histogram: a line per bin of integers that has some, with bar and count."""
     low, high = int(values.min()), int(values.max())

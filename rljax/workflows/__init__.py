@@ -20,6 +20,7 @@ from rljax.workflows.build import (
     check_prompts,
     sampling_params,
     scores_by_rewards,
+    tokens_between,
     tools_of,
     workflow_of,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "request_of",
     "sampling_params",
     "scores_by_rewards",
+    "tokens_between",
     "tools_of",
     "workflow_of",
 ]

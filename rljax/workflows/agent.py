@@ -17,7 +17,7 @@ from rljax.agents.agent import KEY, make_agent
 from rljax.agents.server import SessionServer
 from rljax.config import arguments
 from rljax.engine import Generator
-from rljax.errors import AgentError, AgentTimeout, EpisodeError, UserError
+from rljax.errors import AgentError, AgentTimeout, EpisodeError, Rejected, UserError
 from rljax.hf.tokenizer import HFTokenizer
 from rljax.rewards.score import Rewards, Score, score_of
 from rljax.types import Prompt, SamplingParams, Trajectory
@@ -27,7 +27,8 @@ class AgentWorkflow:
     """Runs an agent per episode, and makes trajectories of what it sampled.
 
     Components "turns" and "prefix_breaks" count completions, and prompts that could not go on from
-    the tokens that were sampled.
+    the tokens that were sampled; "context_full" is 1 if a later request left no room in the
+    context. An agent that fails at that has ended its episode, with the reward of its turns so far.
 
     Args:
       agent: "package.module:function" (rljax/agents/agent.py says what it gets).
@@ -80,17 +81,24 @@ class AgentWorkflow:
         return session.trajectories(self._style, self._discount, score.components if score else {})
 
     async def _run(self, session: Session, base_url: str, prompt: Prompt) -> object:
-        """Runs the agent. A failure of the sampler counts as that, and not as the agent's."""
+        """Runs the agent. A failure of the sampler counts as that, and not as the agent's.
+
+        Returns None if it failed at a full context.
+        """
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 return await self._agent.run(session, base_url, prompt)
         except (EpisodeError, UserError) as error:
-            if session.lost is None:
-                raise
-            raise session.lost from error
+            if session.lost is not None:
+                raise session.lost from error
+            if session.full and not isinstance(error, Rejected):
+                return None
+            raise
         except Exception as error:  # the agent's code may raise anything
             if limit.expired():
                 raise AgentTimeout(f"prompt {prompt.uid}: the agent took longer than {self._timeout:g} s") from None
+            if session.full and session.lost is None:
+                return None
             reason = " ".join(str(error).split())
             raise session.lost or AgentError(f"prompt {prompt.uid}: {type(error).__name__}: {reason}"[:2000]) from error
 

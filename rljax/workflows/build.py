@@ -81,6 +81,19 @@ def tools_of(config: RolloutConfig) -> tuple[Tool, ...]:
     return () if added is None else tuple(added(**config.workflow_args))
 
 
+def tokens_between(config: RolloutConfig, tokenizer: Tokenizer, prompt: Prompt) -> int | None:
+    """Returns how many tokens a workflow of several turns gives between the first two completions.
+
+    A class of users' says so by a static method
+    `tokens_between(tokenizer, prompt, **workflow_args)`. None if that is not known before the first
+    completion, or there is one turn.
+    """
+    between = getattr(registry.resolve("rollout.workflow", config.workflow, WORKFLOWS, "workflow"), "tokens_between", None)
+    if between is None or config.workflow_args.get("max_turns") == 1:
+        return None
+    return int(between(tokenizer, prompt, **config.workflow_args))
+
+
 def check_prompts(workflow: Workflow, prompts: Iterable[Prompt], where: Callable[[str], str]) -> None:
     """Checks that prompts have what a workflow needs of them, as the field of an environment.
 

@@ -19,8 +19,8 @@ from rljax.errors import UserError
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards
 from rljax.rollout.trajectories import Episode, trajectory_of
-from rljax.types import Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.turns import generate_turn
+from rljax.types import CONTEXT_FULL, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.turns import generate_next_turn, generate_turn
 
 CREDITS = ("episode", "turn")
 
@@ -28,8 +28,9 @@ CREDITS = ("episode", "turn")
 class EnvironmentWorkflow:
     """Plays one episode of the environment that the prompt names.
 
-    It ends when the environment says so, after `max_turns` or `max_tokens`, or with a completion
-    that was cut short. Components are "turns" and the numbers in the last step's info.
+    It ends when the environment says so, after `max_turns` or `max_tokens`, with a completion that
+    was cut short, or where the context has no room for another. Components are "turns",
+    "context_full" (it had no room) and the numbers in the last step's info.
 
     Args:
       discount: factor per turn; the return of an episode is the sum of discount**t times the reward
@@ -86,8 +87,9 @@ class EnvironmentWorkflow:
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         parts: list[Trajectory] = []
         steps: list[Step] = []
+        full = False
+        completion = await generate_turn(generator, prompt, episode, params, seed, 0)
         while True:
-            completion = await generate_turn(generator, prompt, episode, params, seed, len(steps))
             if self._by_turn:
                 parts.append(trajectory_of(episode.token_ids, completion, 0.0, {}))
             episode.sampled(completion)
@@ -96,15 +98,18 @@ class EnvironmentWorkflow:
             if self._is_over(steps, completion.finish, len(episode.token_ids)):
                 break
             messages += [{"role": "assistant", "content": text}, *steps[-1].observation]
-            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
-            given = self._tokenizer.next_turn(
-                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
+            following = await generate_next_turn(
+                generator, self._tokenizer, prompt, episode, messages, params, seed, len(steps)
             )
-            episode.given(given)
-        components = {"turns": float(len(steps)), **numbers_of(steps[-1].info)}
+            if full := following is None:
+                break
+            completion = following
+        components = {"turns": float(len(steps)), CONTEXT_FULL: float(full), **numbers_of(steps[-1].info)}
         returns = returns_of([step.reward for step in steps], self._discount)
         if not self._by_turn:
             return episode.trajectory(returns[0], components)
+        if full:
+            parts[-1] = dataclasses.replace(parts[-1], finish=Finish.LENGTH)
         return [dataclasses.replace(part, reward=r, components=components) for part, r in zip(parts, returns, strict=True)]
 
     def _is_over(self, steps: Sequence[Step], finish: Finish, length: int) -> bool:

@@ -8,13 +8,15 @@ The next request's prompt contains the sampled ids themselves, not a new encodin
 
 from __future__ import annotations
 
+from typing import Any
+
 from rljax.config import arguments
 from rljax.engine import Generator
 from rljax.hf.tokenizer import Tokenizer
 from rljax.rewards.score import Rewards, Score, score
 from rljax.rollout.trajectories import Episode
-from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.turns import generate_turn
+from rljax.types import CONTEXT_FULL, Completion, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.turns import generate_next_turn, generate_turn
 
 FEEDBACK = "Your answer is not right. Read the question again, find the mistake, and answer once more."
 
@@ -22,9 +24,10 @@ FEEDBACK = "Your answer is not right. Read the question again, find the mistake,
 class MultiTurn:
     """Repeats a question until it is answered.
 
-    An episode ends with the first answer whose reward is `success`, after `max_turns`, or when a
-    completion is cut short. The reward is that of the last turn, times turn_discount for each turn
-    before it; component "turns" counts them.
+    An episode ends with the first answer whose reward is `success`, after `max_turns`, when a
+    completion is cut short, or where the context has no room for another. The reward is that of
+    the last turn, times turn_discount for each turn before it; component "turns" counts them, and
+    "context_full" the episodes that had no room.
 
     Args:
       feedback: text of the user's message after a wrong answer.
@@ -59,26 +62,33 @@ class MultiTurn:
         self._turn_discount = turn_discount
         self._max_tokens = max_tokens
 
+    @staticmethod
+    def tokens_between(tokenizer: Tokenizer, prompt: Prompt, *, feedback: str = FEEDBACK, **_: Any) -> int:
+        """Returns the tokens that stand between a prompt's first answer and the second."""
+        messages = [*prompt.messages, {"role": "assistant", "content": ""}, {"role": "user", "content": feedback}]
+        kwargs = prompt.chat_template_kwargs
+        return len(tokenizer.next_turn(messages, tokenizer.eos_token_id, tools=prompt.tools, chat_template_kwargs=kwargs))
+
     async def episode(self, generator: Generator, prompt: Prompt, params: SamplingParams, seed: int) -> Trajectory | None:
         messages = list(prompt.messages)
         episode = Episode(self._tokenizer.encode_prompt(prompt))
-        turn = 0
+        turn, full = 0, False
+        completion = await generate_turn(generator, prompt, episode, params, seed, turn)
         while True:
             prompt_ids = episode.token_ids
-            completion = await generate_turn(generator, prompt, episode, params, seed, turn)
             episode.sampled(completion)
             turn += 1
             text = self._tokenizer.decode(completion.token_ids)
             scored = await score(self._rewards, self._tokenizer, prompt, text, prompt_ids, completion.token_ids)
             if self._is_over(turn, completion, scored, len(episode.token_ids)):
-                discounted = scored.reward * self._turn_discount ** (turn - 1)
-                return episode.trajectory(discounted, {**scored.components, "turns": float(turn)})
+                break
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
-            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
-            given = self._tokenizer.next_turn(
-                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
-            )
-            episode.given(given)
+            following = await generate_next_turn(generator, self._tokenizer, prompt, episode, messages, params, seed, turn)
+            if full := following is None:
+                break
+            completion = following
+        discounted = scored.reward * self._turn_discount ** (turn - 1)
+        return episode.trajectory(discounted, {**scored.components, "turns": float(turn), CONTEXT_FULL: float(full)})
 
     def _is_over(self, turn: int, completion: Completion, scored: Score, length: int) -> bool:
         return (

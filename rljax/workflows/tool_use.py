@@ -21,8 +21,8 @@ from rljax.hf.tokenizer import HFTokenizer
 from rljax.rewards.score import Rewards
 from rljax.rollout.trajectories import Episode
 from rljax.tools import CallOutcome, Toolbox, make_tools
-from rljax.types import Completion, Finish, Prompt, SamplingParams, Trajectory
-from rljax.workflows.turns import generate_turn
+from rljax.types import CONTEXT_FULL, Completion, Finish, Prompt, SamplingParams, Trajectory
+from rljax.workflows.turns import generate_next_turn, generate_turn
 
 DEFAULT_TOOLS = ("calculator",)
 CALL_ID = 9  # characters of the ids of tool calls: some templates ask for just so many
@@ -31,10 +31,11 @@ CALL_ID = 9  # characters of the ids of tool calls: some templates ask for just 
 class ToolUse:
     """Lets the policy call tools before it answers.
 
-    An episode ends with the first reply that calls no tool, after `max_turns` replies, or when a
-    reply is cut short. The reward scores the last reply without its reasoning. Components are
-    "turns", "tool_calls", and for each kind of failed call (`CallOutcome`) their number; the policy
-    sees the reason of a failure in place of the result.
+    An episode ends with the first reply that calls no tool, after `max_turns` replies, when a reply
+    is cut short, or where the context has no room for another. The reward scores the last reply
+    without its reasoning. Components are "turns", "context_full" (it had no room), "tool_calls",
+    and for each kind of failed call (`CallOutcome`) their number; the policy sees the reason of a
+    failure in place of the result.
 
     Args:
       tools: names of rljax/tools/toolbox.py, or "package.module:function" of functions with type
@@ -89,9 +90,9 @@ class ToolUse:
         messages = list(prompt.messages)
         episode = Episode(self._tokenizer.encode_prompt(prompt))
         outcomes: Counter[CallOutcome] = Counter()
-        turn = 0
+        turn, full = 0, False
+        completion = await generate_turn(generator, prompt, episode, params, seed, turn)
         while True:
-            completion = await generate_turn(generator, prompt, episode, params, seed, turn)
             turn += 1
             content, calls = self._parse(completion)
             over = self._is_over(turn, completion, len(episode.token_ids) + len(completion.token_ids))
@@ -99,14 +100,15 @@ class ToolUse:
                 completion = dataclasses.replace(completion, finish=Finish.TOOL_CALLS)
             episode.sampled(completion)
             if over or not calls:
-                score = await self._rewards.score(prompt, content)
-                return episode.trajectory(score.reward, {**score.components, **_counts(turn, outcomes)})
+                break
             messages += [self._reply(content, calls), *await self._answer(calls, outcomes)]
-            last = int(completion.token_ids[-1]) if len(completion.token_ids) else -1
-            given = self._tokenizer.next_turn(
-                messages, last, tools=prompt.tools, chat_template_kwargs=prompt.chat_template_kwargs
-            )
-            episode.given(given)
+            following = await generate_next_turn(generator, self._tokenizer, prompt, episode, messages, params, seed, turn)
+            if full := following is None:
+                break
+            completion = following
+        score = await self._rewards.score(prompt, content)
+        components = {**score.components, **_counts(turn, outcomes), CONTEXT_FULL: float(full)}
+        return episode.trajectory(score.reward, components)
 
     def _parse(self, completion: Completion) -> tuple[str, list[ToolCall]]:
         """Returns a reply's text, without reasoning and calls, and its calls."""

@@ -23,7 +23,7 @@ from rljax.engines.jax.sampling.scheduler import SamplerStats, Scheduler
 from rljax.engines.jax.sampling.slots import Work
 from rljax.engines.jax.sampling.stop_strings import StopStrings
 from rljax.engines.jax.scoring import scorer_of
-from rljax.errors import UserError
+from rljax.errors import PromptTooLong, UserError
 from rljax.hf.tokenizer import Tokenizer, load_tokenizer
 from rljax.types import Completion, Piece, Request
 
@@ -112,7 +112,7 @@ class JaxSampler(Sampler):
 
         Raises:
           UserError: a prompt that is empty, holds an id outside the vocabulary, or leaves no room
-            in the context; too many stop ids.
+            in the context (PromptTooLong); too many stop ids.
           SamplerError: the sampler failed or is closed.
         """
         try:
@@ -158,7 +158,7 @@ class JaxSampler(Sampler):
         if not len(prompt):
             raise UserError(f"request {request.id}: the prompt is empty; a sampler needs at least one token")
         if len(prompt) >= context:
-            raise UserError(
+            raise PromptTooLong(
                 f"request {request.id}: a prompt of {len(prompt)} tokens leaves no room in jax.context_length={context}"
             )
         if np.min(prompt) < 0 or np.max(prompt) >= vocabulary:

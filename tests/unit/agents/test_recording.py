@@ -95,7 +95,7 @@ def test_a_branch_s_context_is_what_was_sampled_from(tokenizer):
 
 def test_every_part_has_the_components_of_the_episode(tokenizer):
     found = branching(tokenizer).trajectories("concat", 1.0, {"right": 0.5})
-    assert [dict(t.components) for t in found] == [{"right": 0.5, "turns": 6.0, "prefix_breaks": 0.0}] * 3
+    assert [dict(t.components) for t in found] == [{"right": 0.5, "turns": 6.0, "prefix_breaks": 0.0, "context_full": 0.0}] * 3
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.9, 1.0])

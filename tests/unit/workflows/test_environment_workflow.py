@@ -81,7 +81,7 @@ def test_no_token_of_the_environment_is_trained_on(tokenizer):
     assert set(trajectory.versions[~mask]) == {PROMPT_VERSION} and not trajectory.behavior_logp[~mask].any()
     for before, after in zip(sampler.requests, sampler.requests[1:], strict=False):
         assert after.prompt_ids[: len(before.prompt_ids)].tolist() == before.prompt_ids.tolist()  # tokens in, tokens out
-    assert trajectory.reward == 24 and trajectory.components == {"turns": 3.0, "left": 0.0}
+    assert trajectory.reward == 24 and trajectory.components == {"turns": 3.0, "context_full": 0.0, "left": 0.0}
 
 
 def test_the_discounted_return_is_the_episodes_or_each_turns(tokenizer):

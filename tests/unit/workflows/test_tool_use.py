@@ -86,6 +86,7 @@ def test_results_of_tools_are_read_and_not_trained_on(tokenizer):
     assert rewards.seen[-1].rstrip("|") == "144" and trajectory.finish is Finish.STOP
     counts = {
         "turns": 2.0,
+        "context_full": 0.0,
         "tool_calls": 1.0,
         "tool_error": 0.0,
         "tool_timeout": 0.0,

@@ -125,7 +125,7 @@ def test_retokenization_of_neither_what_is_trained_on_nor_what_is_sent_again():
     assert trajectory.versions.tolist() == [-1, 5, 5, 5, -1, 6, 6, 6, -1, 7, 7]
     assert trajectory.behavior_logp.tolist() == [0, -1, -2, -3, 0, -11, -12, -13, 0, -21, -22]
     assert rewards.seen == ["ab", "ab", "b"]
-    assert trajectory.reward == 1.0 and trajectory.components == {"exact": 1.0, "turns": 3.0}
+    assert trajectory.reward == 1.0 and trajectory.components == {"exact": 1.0, "turns": 3.0, "context_full": 0.0}
     assert len({r.id for r in sampler.requests}) == len({r.seed for r in sampler.requests}) == 3
 
 
