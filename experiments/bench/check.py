@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,10 +57,10 @@ class TimedChecks(Checks):
         self.wall: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.cpu: collections.defaultdict[str, float] = collections.defaultdict(float)  # of this process
 
-    def _attempt(self, part: str, action: Callable[[], T]) -> T | None:
+    def _attempt(self, part: str, action: Callable[[], T], *, needs: Sequence[str] = ()) -> T | None:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            return super()._attempt(part, action)
+            return super()._attempt(part, action, needs=needs)
         finally:
             self.wall[part] += time.perf_counter() - wall
             self.cpu[part] += time.process_time() - cpu
