@@ -75,12 +75,14 @@ class Checks:
         """Makes all checks, in the order in which a run comes to their parts."""
         from rljax.sanity.blanks import learned_field
         from rljax.sanity.survey import Survey
+        from rljax.sanity.whole_numbers import compares_text
 
         pools = self._attempt("config", self._check_config)
         tokenizer = self._attempt("actor.path", self._check_model)
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
         system_prompt = self._config.train_dataset.system_prompt
-        survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt)
+        as_text = compares_text(self._config)
+        survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt, as_text=as_text)
         prompts = self._attempt("train_dataset", lambda: self._open_prompts(tokenizer, tools, survey))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if tokenizer is not None and prompts is not None:
