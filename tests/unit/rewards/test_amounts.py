@@ -64,6 +64,8 @@ def test_words_before_a_number_are_its_label(word, number, form):
 
 MAKES_ANOTHER = sorted(units.MODIFIERS - {"or", "plus", "minus"}) + [
     "and a half",
+    "and a third",
+    "and one quarter",
     "or so",
     "squared meters",
     "dozen eggs",
@@ -159,6 +161,14 @@ def test_a_base_is_not_lost(line):
         assert [score(gold, line % f"10_{said}") for said in (base, f"{{{base}}}", 9)] == [1, 1, 0]
         assert score(gold, line % f"10 in base {base}") == 1
         assert score(gold, line % "10") == 0
+
+
+@pytest.mark.parametrize(
+    "said", ["18 third graders", "18 times", "18 half-full cups", "18 apples and pears", "18 more eggs", "18 two-pound bags"]
+)
+@pytest.mark.parametrize("line", LINES)
+def test_a_word_that_looks_like_another_number_is_a_noun_where_it_stands(said, line):
+    assert [score(gold, line % said) for gold in ("18", "19")] == [1, 0]
 
 
 def test_a_symbol_of_a_currency_stands_on_either_side():
