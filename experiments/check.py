@@ -77,13 +77,15 @@ class Checks:
         from rljax.rollout.limits import require_step
         from rljax.sanity.blanks import learned_field
         from rljax.sanity.survey import Survey
+        from rljax.sanity.whole_numbers import compares_text
 
         pools = self._attempt("config", self._check_config)
         self._check_requirements(pools)
         tokenizer = self._attempt("actor.path", self._check_model, needs=("actor.path", "actor.init"))
         tools = self._attempt("rollout.workflow", self._added_tools) or ()
         system_prompt = self._config.train_dataset.system_prompt
-        survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt)
+        as_text = compares_text(self._config)
+        survey = Survey("train_dataset", learned_field(self._config), system_prompt=system_prompt, as_text=as_text)
         opens = functools.partial(self._open_prompts, tokenizer, tools, survey)
         prompts = self._attempt("train_dataset", opens, needs=("train_dataset.path",))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []

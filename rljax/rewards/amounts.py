@@ -33,7 +33,7 @@ _SCALE_OF_DEGREES = re.compile(r"(?<=degrees) +([CF])\b")
 _LABEL = re.compile(r"(?P<words>.*?)\s*(?P<mark>[:=]|\b(?:is|are|was|equals)\b)?\s*(?:[A-Z]{2,3}|Rs)?\.?\s*[$€£¥]?\s*")
 _CURRENCY = re.compile(r"\s*(?:(?:[A-Z]{2,3}|Rs)\.?)?\s*[$€£¥]?\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent(?:age)?(?:\s+points?)?\b|per\s+cent\b)", re.IGNORECASE)
-_NEXT_WORD = re.compile(r"\s*(?:and\s+(?:a|an|one)\s+)?(?!or\s+\W*\d)([A-Za-z]+)(?![\w-])", re.IGNORECASE)
+_NEXT_WORD = re.compile(r"\s*(?!or\s+\W*\d)((?:and\s+(?:an?|one)\s+)?[A-Za-z]+)(?![\w-])", re.IGNORECASE)
 _RAISED = re.compile(r"\s?\^")
 _GLUED = re.compile(r"[^\W\d_]+")  # to the number, without a space
 

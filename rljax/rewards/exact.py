@@ -5,8 +5,10 @@ from __future__ import annotations
 from rljax.rewards.shapes import reads
 from rljax.types import Prompt
 
+FIELD = "answer"  # with the gold answer
 
-@reads("answer")
+
+@reads(FIELD)
 def reward(prompt: Prompt, completion: str) -> dict[str, float]:
-    right = float(completion.strip() == str(prompt.fields["answer"]).strip())
+    right = float(completion.strip() == str(prompt.fields[FIELD]).strip())
     return {"reward": right, "exact": right}

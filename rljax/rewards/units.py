@@ -75,7 +75,7 @@ _RATES = {rate: "kilometer per hour" for rate in ("kph", "kmh", "kmph")} | {"mph
 _POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 _PER = frozenset(("per", "/", "a", "an", "each", "every"))
 MODIFIERS = _set(  # 18 with one of these is another number, or more than one
-    "hundred thousand million billion trillion dozen dozens half halves quarter third squared cubed doubled tripled halved "
+    "hundred thousand million billion trillion dozen dozens half halves squared cubed doubled tripled halved "
     "factorial plus minus or"
 )
 _NUMERALS = _set(
@@ -95,6 +95,7 @@ _RATE = re.compile(r"(?<![A-Za-z])([A-Za-z]+)\s*/\s*([A-Za-z]+)(?![A-Za-z])")
 _SINGLE = re.compile(r"(?<![\w'’\\-])[A-Za-z](?![\w'’-])")
 _RAISED = re.compile(r"(?<=[A-Za-z])\s?\^\{?[23]\}?")  # cm^2
 _POWER_BEHIND = re.compile(r"(?<=[A-Za-z])\s+(squared|cubed)\b")
+_AND_A = re.compile(r"\band\s+(?:an?|one)\s")  # third; but "18 third graders"
 _NOON = re.compile(r"\b([ap])\.\s?m\b\.?")
 
 
@@ -156,7 +157,9 @@ def are_words(text: str) -> bool:
 
 def modifiers(text: str) -> tuple[str, ...]:
     """Returns the words of a text that make another number of the one before, sorted."""
-    return tuple(sorted(set(re.findall(r"[a-z]+", text.lower())) & MODIFIERS))
+    lower = text.lower()
+    part = {"and"} if _AND_A.search(lower) else set()
+    return tuple(sorted(part | set(re.findall(r"(?<![\w-])[a-z]+(?![\w-])", lower)) & MODIFIERS))
 
 
 def spelled_rates(words: str) -> str:
@@ -190,7 +193,8 @@ def _name(lower: str) -> str | None:
 
 def _is_word(word: str) -> bool:
     lower = word.lower()
-    if not _WORD.fullmatch(word) or {*re.split(r"['’-]", lower), lower} & (MODIFIERS | _NO_UNIT):
+    stem = re.split(r"['’]", lower)[0]  # isn't
+    if not _WORD.fullmatch(word) or {*stem.split("-")} <= MODIFIERS | _NO_UNIT:  # half-dozen; but half-full
         return False
     if _name(lower) or lower in _FUNCTION_WORDS or lower in _POWERS or _CODES.fullmatch(word):
         return True

@@ -6,6 +6,7 @@
     blanks.py      prompts and answers without text
     survey.py      both, in one pass over a set
     system_prompts.py  records with a system message of their own
+    whole_numbers.py  gold answers of a column of floats
     template.py    chat template, EOS, pad, vocabulary, the model's own files
     golds.py       gold answers that reward `exact` can't find in a completion
     rewards.py     rewards of gold answers and of wrong ones

@@ -19,6 +19,7 @@ from rljax.sanity.golds import SAMPLES, check_golds
 from rljax.sanity.prompts import shared
 from rljax.sanity.survey import Survey
 from rljax.sanity.template import check_template, check_tokenizer
+from rljax.sanity.whole_numbers import compares_text
 
 MOST = 20_000  # training prompts that are read at a start, in order to be quick; experiments.check reads all
 
@@ -31,7 +32,7 @@ def at_start(
     """Checks what is cheap, and logs errors and warnings; the run goes on."""
     findings = [*check_tokenizer(tokenizer, model_dir), *check_template(tokenizer), *check_splits(config)]
     some, system_prompt = itertools.islice(prompts.every(), MOST), config.train_dataset.system_prompt
-    train = Survey("train_dataset", learned_field(config), some, system_prompt=system_prompt)
+    train = Survey("train_dataset", learned_field(config), some, system_prompt=system_prompt, as_text=compares_text(config))
     findings += [*train.check(prompts.where), *check_sets(train, held_out)]
     return _told(findings)
 
@@ -52,7 +53,8 @@ def _told(findings: Iterable[Finding]) -> Report:
 def check_sets(train: Survey, held_out: Sequence[HeldOut]) -> Iterator[Finding]:
     """Checks the prompts of each validation set, and what they share with those of training."""
     for each in held_out:
-        theirs = Survey(key_of(each.name), prompts=each.prompts, system_prompt=each.dataset.system_prompt)
+        section, system_prompt = key_of(each.name), each.dataset.system_prompt
+        theirs = Survey(section, prompts=each.prompts, system_prompt=system_prompt, as_text=train.as_text)
         yield from theirs.check(each.where)
         yield from shared(train.index, theirs.index)
 

@@ -9,6 +9,7 @@ from rljax.sanity.blanks import Blanks
 from rljax.sanity.findings import Finding
 from rljax.sanity.prompts import Index
 from rljax.sanity.system_prompts import SystemPrompts
+from rljax.sanity.whole_numbers import WholeNumbers
 from rljax.types import Prompt
 
 
@@ -23,15 +24,23 @@ class Survey:
     """
 
     def __init__(
-        self, part: str, learned: str | None = None, prompts: Iterable[Prompt] = (), *, system_prompt: str = ""
+        self,
+        part: str,
+        learned: str | None = None,
+        prompts: Iterable[Prompt] = (),
+        *,
+        system_prompt: str = "",
+        as_text: bool = False,
     ) -> None:
         """
         Args:
           learned: the field that supervised steps learn; None without such steps.
           system_prompt: of the set's section.
+          as_text: whether completions are compared with the text of gold answers (`compares_text`).
         """
         self.index, self._blanks = Index(part), Blanks(part, learned)
         self._system_prompts = SystemPrompts(part, system_prompt)
+        self.as_text, self._answers = as_text, WholeNumbers(part)
         self.played: list[Prompt] = []  # prompts that name an environment
         for prompt in prompts:
             self.add(prompt)
@@ -41,6 +50,7 @@ class Survey:
         self.index.add(prompt)
         self._blanks.add(prompt)
         self._system_prompts.add(prompt)
+        self._answers.add(prompt)
         if FIELD in prompt.fields:
             self.played.append(prompt)
 
@@ -52,4 +62,6 @@ class Survey:
         """
         yield from self._blanks.check(where)
         yield from self._system_prompts.check(where)
+        if self.as_text:
+            yield from self._answers.check()
         yield from self.index.check()

@@ -10,6 +10,7 @@ from tests.mutation.fault import Fault
 UNIT = "tests/unit"
 RECORDS, CHAT = f"{UNIT}/data/test_chat_records.py", f"{UNIT}/chat/test_chat.py"
 FORMATS, FUNCTIONS = f"{UNIT}/data/test_formats.py", f"{UNIT}/rewards/test_reward_functions.py"
+AMOUNTS = f"{UNIT}/rewards/test_amounts.py"
 LIBRARY, LOOP, DIRECTORY = (
     f"{UNIT}/experiments/test_library.py",
     f"{UNIT}/test_loop_end.py",
@@ -105,6 +106,34 @@ GOES_IN = (
             "for match in reversed(list(_HASHES.finditer(text))):",
             "for match in _HASHES.finditer(text):",
         ),
+    ),
+    *_seen_by(
+        "in: amounts with the words around them",
+        f"{AMOUNTS}::test_a_number_in_a_box_is_that_number_whatever_its_unit",
+        ("rljax/rewards/units.py", "has_vowel = re.search(", "has_vowel = lower in _NAMES and re.search("),
+        ("rljax/rewards/amounts.py", 'latex.replace("\\\\$", "$")', "latex"),
+    ),
+    *_seen_by(
+        "in: amounts with the words around them",
+        f"{AMOUNTS}::test_a_word_that_changes_the_number_makes_another_answer",
+        ("rljax/rewards/mathematics.py", "if amount.modifiers and amount.modifiers !=", "if False and amount.modifiers !="),
+        (
+            "rljax/rewards/mathematics.py",
+            "return [] if gold.amount and is_changed(given.source) else [given.text]",
+            "return [given.text]",
+        ),
+        ("rljax/rewards/mathematics.py", "or _asks_for_percent(prompt)", "or True"),
+    ),
+    *_seen_by(
+        "in: amounts with the words around them",
+        f"{AMOUNTS}::test_a_different_unit_is_wrong_and_another_spelling_is_right",
+        ("rljax/rewards/mathematics.py", "if units.differ(gold.unit, _unit_of(given)):", "if False:"),
+        ("rljax/rewards/mathematics.py", "else unit_at_end(given.source)", "else units.Unit()"),
+    ),
+    *_seen_by(
+        "in: amounts with the words around them",
+        f"{AMOUNTS}::test_a_base_is_not_lost",
+        ("rljax/rewards/mathematics.py", "if gold.digits is not None:", "if False:"),
     ),
     *_seen_by(
         "in: answers in the forms that models write",

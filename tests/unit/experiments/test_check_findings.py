@@ -50,6 +50,12 @@ def test_a_system_prompt_that_records_keep_out_is_told_with_their_place(tmp_path
     assert "1 of 2 records have a system message of their own, the first " in said and "train.jsonl:2 (" in said
 
 
+def test_whole_numbers_in_a_column_of_floats_are_told_with_the_remedy(tmp_path):
+    said = findings(tmp_path, [{"prompt": "1+1=", "answer": 2.0}], ("actor.loss", "ppo"), ("reward.name", "exact"))
+    (line,) = [line for line in said.splitlines() if "has floats that are all whole" in line]
+    assert "train_dataset" in line and "reward exact wants '2.0', and 2 earns 0" in line and "reward.name=math" in said
+
+
 def test_an_error_about_a_model_from_scratch_names_no_directory_that_is_gone(tmp_path):
     said = findings(tmp_path, [{"prompt": "1+1=", "answer": "2"}], ("rollout.workflow", "tool_use"))
     (error,) = [line for line in said.splitlines() if "no place for tools" in line]

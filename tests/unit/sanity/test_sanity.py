@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rljax.config.schema import Config
@@ -203,6 +205,38 @@ def test_a_start_tells_of_system_prompts_that_records_keep_out(model, tmp_path):
     report = start.at_start(config, open_prompts(config.train_dataset, seed=1), held_out, load_tokenizer(model), model)
     told = [f.part for f in report.of(Severity.WARNING) if "system message of their own" in f.line]
     assert told == ["train_dataset", "valid_dataset"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "changes", "told"),
+    [
+        ([20.0, -3.0], {}, ["train_dataset", "valid_dataset"]),
+        ([20.0, -3.0], {"reward.name": "rljax.rewards.exact:reward,exact"}, ["train_dataset", "valid_dataset"]),
+        ([20.0, 3.5], {}, []),
+        ([20, -3], {}, []),
+        ([20.0, -3.0], {"reward.name": "math"}, []),
+        ([20.0, -3.0], {"actor.loss": "sft"}, []),
+    ],
+)
+@pytest.mark.parametrize("type", ["prompt_answer", "trl"])
+def test_a_start_tells_of_whole_numbers_in_a_column_of_floats_that_are_compared_as_text(
+    answers, changes, told, type, model, tmp_path
+):
+    """By the columns that pyarrow makes of the numbers, as pandas does where one is missing."""
+    for name in ("train", "held"):
+        columns = {"prompt": [f"{name} {answer}" for answer in answers], "answer": answers}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        section = {"train": "train_dataset", "held": "valid_dataset"}[name]
+        changes = {f"{section}.path": str(tmp_path / f"{name}.parquet"), f"{section}.type": type, **changes}
+    config = config_of(**{"reward.name": "exact", **changes})
+    source, held_out = open_prompts(config.train_dataset, seed=1), open_held_out(config, None)
+    report = start.at_start(config, source, held_out, load_tokenizer(model), model)
+    found = [f for f in report.of(Severity.WARNING) if "has floats that are all whole" in f.line]
+    assert [f.part for f in found] == told
+    for finding in found:
+        said = str(next(source.every()).fields["answer"])
+        assert f"{said!r}, and {int(float(said))} earns 0" in finding.line and "column 'answer'" in finding.line
+        assert "reward.name=math" in finding.remedy
 
 
 def test_episodes_of_an_environment_that_begin_alike_are_different_prompts():
