@@ -55,9 +55,14 @@ class PromptTracker:
         self._beat = beat
         self._start_version: dict[int, int] = {}  # version when generation began, by index
         self._failures: list[Failure] = []  # since the last group that did not fail
-        self.first_failure: Failure | None = None  # of a whole group
+        self._first_failure: Failure | None = None  # of a whole group
         self._rejected = 0  # groups since the last accepted one
         self._rejected_rewards: list[float] = []  # mean rewards of the last rejected groups
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """First failure of a whole group: of those in a row up to now, else of the run. None: none."""
+        return self._failures[0] if self._failures else self._first_failure
 
     def settle_recovered(self, ticket: Ticket) -> bool:
         """Settles a prompt whose group a killed process finished. Returns whether there is one."""
@@ -162,7 +167,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
-        self.first_failure = self.first_failure or first
+        self._first_failure = self._first_failure or first
         self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
