@@ -24,6 +24,7 @@ from rljax.rollout.result import Failure, Result
 from rljax.types import PROMPT_VERSION, Group, Trajectory, episode_rewards
 
 GENERATED_TOKENS = "generated_tokens"  # counted in this process, for the rate; no metric of its own, as a kill loses some
+SAID_DROPPED = (1, 10, 100, 1000, 10_000, 100_000)  # dropped prompts, counted over the run, with a line
 WARN_REJECTED = 64  # groups rejected in a row before a warning
 
 log = logging.getLogger(__name__)
@@ -175,8 +176,11 @@ class PromptTracker:
         if not (own_fault and ticket.failures):  # while the learner is busy, prompts that failed are all that is generated
             self._count_failure(first)
         if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
-            log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
             self._buffer.drop(ticket)
+            count = self._buffer.counts["dropped"]
+            if count in SAID_DROPPED:
+                so_far = f" ({count} are by now)" if count > 1 else ""
+                log.warning("prompt %s is dropped: it failed %d times%s", ticket.prompt.uid, ticket.failures + 1, so_far)
         else:
             self._buffer.requeue(ticket, own_fault=own_fault)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.configs import quickstart
 from rljax.engines.fake import model
-from rljax.errors import IncompleteRun, UserError
+from rljax.errors import IncompleteRun, TooManyFailures, UserError
 from rljax.experiments import library, train
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.process.signals import request_stop
@@ -108,6 +109,34 @@ def test_a_workflow_may_be_an_object(config, tmp_path):
     config.rollout.workflow_args = {"most": 6}
     with pytest.raises(UserError, match=r"rollout.workflow_args: .*Counting is made already, and takes none"):
         rljax.train(config, workdir=tmp_path / "other", workflow=workflow)
+
+
+class Broken:
+    async def episode(self, sampler, prompt, params, seed):
+        raise ZeroDivisionError("my bug")
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_workflow_that_always_fails_shows_where_once_and_few_lines_before(config, tmp_path, capsys, in_a_loop):
+    config.recover.max_consecutive_failures = 32
+
+    def call():
+        rljax.train(config, workdir=tmp_path / "run", workflow=Broken())
+
+    async def cell():
+        call()
+
+    logging.getLogger("rljax").addHandler(handler := logging.StreamHandler(sys.stderr))  # a program's own logging
+    try:
+        with pytest.raises(TooManyFailures) as info:
+            asyncio.run(cell()) if in_a_loop else call()
+    finally:
+        logging.getLogger("rljax").removeHandler(handler)
+    said = capsys.readouterr().err
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+    assert said.count("Traceback") == 1 and f'{Path(__file__).name}", line' in said
+    dropped = re.findall(r"prompt (\S+) is dropped: it failed 4 times(?: \((\d+) are by now\))?", said)
+    assert [count for _, count in dropped] == ["", "10"][: len(dropped)] and dropped
 
 
 def test_what_is_importable_keeps_its_name_and_goes_to_workers(config, tmp_path):
