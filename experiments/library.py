@@ -80,7 +80,7 @@ def train(
 
 @contextlib.contextmanager
 def _first_failure_shown() -> Iterator[None]:
-    """Shows, as the binary does, where users' code failed that ends the run. Raises its error again."""
+    """Shows, as the binary does, where users' code failed that ends the run. Raises it again."""
     try:
         yield
     except (PluginFailed, TooManyFailures) as error:
