@@ -20,7 +20,7 @@ from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.configs import quickstart
 from rljax.engines.fake import model
-from rljax.errors import IncompleteRun, TooManyFailures, UserError
+from rljax.errors import IncompleteRun, PluginFailed, TooManyFailures, UserError
 from rljax.experiments import library, train
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.process.signals import request_stop
@@ -92,6 +92,24 @@ def test_a_function_goes_to_the_reward_processes_with_what_it_refers_to(config, 
     folders = [tmp_path / "run" / name for name in ("exports/1", "exports/2", "export")]
     exports = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
     assert exports[1] == exports[2] and exports[0].keys() == exports[1].keys()
+
+
+def test_a_reward_of_a_script_that_raises_says_in_which_file_and_line(config, tmp_path):
+    """Also where the line is of a function inside it, or of another one that it calls."""
+
+    def helper():
+        raise ValueError("my bug")
+
+    def direct(prompt, completion):
+        return (lambda: 1 / 0)()
+
+    def called(prompt, completion):
+        return helper()
+
+    for reward, code in ((direct, direct.__code__), (called, helper.__code__)):
+        place = rf"\({Path(__file__).name}:{code.co_firstlineno + 1}\), and on 2 more"
+        with pytest.raises(PluginFailed, match=place):
+            rljax.train(config, workdir=tmp_path / reward.__name__, reward=reward)
 
 
 def test_a_reward_that_cannot_be_sent_is_one_line(config, tmp_path):
