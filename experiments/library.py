@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from ml_collections import ConfigDict
 from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.config.schema import Config
-from rljax.errors import UserError
+from rljax.errors import PluginFailed, TooManyFailures, UserError
 from rljax.experiments import screen
 from rljax.experiments import train as binary
-from rljax.process import standard_streams
+from rljax.process import frames, standard_streams
 from rljax.process.signals import Stopped, raise_on_signals, request_stop
 from rljax.run.parts import Outcome
+
+log = logging.getLogger("rljax")
 
 
 def train(
@@ -49,7 +53,8 @@ def train(
 
     Raises:
       UserError: in one line, what is wrong with the config, the data or the reward.
-      GuardrailError, TooManyFailures, RankFailed: the run has failed.
+      GuardrailError, TooManyFailures, RankFailed: the run has failed. Where users' code is why, its
+        first traceback is printed too, and the error's cause has it.
       KeyboardInterrupt: a signal, perhaps SIGTERM, has stopped it. It was saved, and the same call
         goes on.
     """
@@ -60,12 +65,12 @@ def train(
     standard_streams.open_closed()
     resolved = _with(_config_of(config), reward, workflow)
     if not _in_event_loop():
-        with screen.shown(), raise_on_signals():
+        with screen.shown(), _first_failure_shown(), raise_on_signals():
             outcome = binary.run(resolved, lambda: Path(workdir))
         if outcome is not None and outcome.stopped_by is not None:
             raise Stopped(outcome.stopped_by)
         return outcome
-    with screen.shown(), concurrent.futures.ThreadPoolExecutor(1, "rljax.train") as thread:
+    with screen.shown(), _first_failure_shown(), concurrent.futures.ThreadPoolExecutor(1, "rljax.train") as thread:
         run = thread.submit(binary.run, resolved, lambda: Path(workdir))
         try:
             return run.result()
@@ -75,6 +80,17 @@ def train(
                 concurrent.futures.wait([run], 0.1)
             run.result()
             raise
+
+
+@contextlib.contextmanager
+def _first_failure_shown() -> Iterator[None]:
+    """Shows, as the binary does, where users' code failed that ends the run. Raises it again."""
+    try:
+        yield
+    except (PluginFailed, TooManyFailures) as error:
+        if error.__cause__ is not None and (shown := frames.shown(error.__cause__)):
+            log.error("the first failure:\n%s", shown)
+        raise
 
 
 def _config_of(config: ConfigDict | Config | str) -> Config:

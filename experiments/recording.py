@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljax.errors import UserError
+from rljax.errors import IncompleteRun, UserError
 from rljax.experiments.error_lines import reason_of
 from rljax.process.signals import last_words
 
@@ -37,6 +37,9 @@ def recorded(run: RunDirectory, max_log_mb: int) -> Iterator[None]:
             yield
     except KeyboardInterrupt as error:  # before the first step or after the last one, or a second signal
         _stopped(run, handler, str(error) or "interrupted")
+        raise
+    except IncompleteRun as error:  # status.json says so already
+        _write(handler, reason_of(error))
         raise
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (0, None):

@@ -170,6 +170,8 @@ class Loop:
         if run.labeled and state.labeled:
             run.labeled.prompts.restore(state.labeled)
         self.reporter.restore(state)
+        if self.ending.was_incomplete() and (count := self.buffer.try_again()):
+            log.warning("the last %d prompts failed one after the other: they are tried again", count)
         announcement.warn_of_another_rate(
             run, self.buffer, supervised_steps=self.supervised_steps, total_steps=self.reporter.total_steps
         )

@@ -71,7 +71,7 @@ _BOOK = fields(
         **dict.fromkeys(("version", "undone", "drawn", "consumed"), _COUNT),
         "counts": named(_COUNT),
         "source": OBJECT,
-        "pending": listed(_TICKET),
+        **dict.fromkeys(("pending", "dropped"), listed(_TICKET)),
     },
     needed=("version", "drawn", "consumed", "counts", "source", "pending"),
 )

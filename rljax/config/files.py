@@ -26,7 +26,12 @@ def find(name: str) -> Path:
     known = names()
     if (slashed := name.replace(".", "/")) in known:
         return _FOLDER / f"{slashed}.py"
-    raise UserError(f"--config: no such file: {name} ({_remedy(name, known)})")
+    raise UserError(f"--config: no such file: {name} ({unexpanded(name)}{_remedy(name, known)})")
+
+
+def unexpanded(path: str | Path) -> str:
+    """Returns the beginning of a remedy for a path that is not there: why, if it begins with `~`."""
+    return "~ stands for no home directory in a config: write the whole path; " if str(path).startswith("~") else ""
 
 
 def names() -> list[str]:

@@ -10,9 +10,11 @@ import base64
 import difflib
 import importlib
 import inspect
+import io
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +87,33 @@ def packed(key: str, names: Iterable[str]) -> str:
     objects = {name: _provided[name] for name in names if name in _provided}
     if not objects:
         return ""
-    import cloudpickle
-
     try:
-        return base64.b64encode(cloudpickle.dumps(objects)).decode()
+        return base64.b64encode(_dumped(objects)).decode()
     except Exception as error:  # of whatever the object refers to
         raise UserError(
             f"{key}: {', '.join(objects)} cannot be sent to another process: {' '.join(str(error).split())}"
         ) from error
+
+
+def _dumped(objects: Mapping[str, Any]) -> bytes:
+    """Pickles objects with their code, which keeps the names of its files: cloudpickle drops them.
+
+    Errors that the code raises elsewhere name file and line.
+    """
+    import cloudpickle
+
+    reduce = cloudpickle.Pickler.dispatch_table[types.CodeType]
+    with_file = {types.CodeType: lambda code: (_code_of_file, (code.co_filename, *reduce(code)))}
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(with_file)
+
+    Pickler(written := io.BytesIO()).dump(objects)
+    return written.getvalue()
+
+
+def _code_of_file(file: str, make: Callable[..., types.CodeType], arguments: Sequence[Any]) -> types.CodeType:
+    return make(*arguments).replace(co_filename=file)
 
 
 def unpack(text: str) -> None:

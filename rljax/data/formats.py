@@ -100,10 +100,14 @@ def trl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any]
     if "completion" not in record or "answer" in record:
         return _conversation(record, ("prompt", "messages"), where)
     completion = _decoded(record["completion"], "completion", where)
-    reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else _turns(completion, where)
+    reply = (
+        [{"role": "assistant", "content": completion}]
+        if isinstance(completion, str)
+        else _turns(completion, "completion", where)
+    )
     whole = {name: value for name, value in record.items() if name != "completion"}
     prompt = _decoded(record.get("prompt"), "prompt", where)
-    whole["prompt"] = [*_turns(prompt, where), *reply]
+    whole["prompt"] = [*_turns(prompt, "prompt", where), *reply]
     messages, fields = _conversation(whole, ("prompt",), where)
     if isinstance(prompt, str):
         del fields["prompt"]
@@ -129,19 +133,24 @@ def verl(record: Mapping[str, Any], where: str) -> tuple[Messages, dict[str, Any
 
 
 def _conversation(record: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[Messages, dict[str, Any]]:
-    """Returns the messages of the first of these columns that is there, and all other fields.
+    """Returns the messages of the first of these columns that has some, and all other fields.
 
+    Sets that were joined have null in the columns of the others; such a column is as if not there.
     A conversational `prompt` stays a field without a reply at its end, by which rewards of TRL's
     shape are called.
     """
-    source = next((name for name in names if name in record), None)
+    there = [name for name in names if name in record]
+    source = next((name for name in there if record[name] is not None), there[0] if len(there) == 1 else None)
+    if source is None and there:
+        raise UserError(f"{where}: the fields {' and '.join(there)} are null, not text or a list of messages")
     if source is None:
         raise UserError(f"{where}: none of the fields {', '.join(names)} ({_fields_of(record)})")
     value = _decoded(record[source], source, where) if source != "question" else record[source]
     is_text = source == "question" or isinstance(value, str | int | float)
     value = _text(record, source, where) if is_text else value
-    messages = parse_messages(_turns(value, where), where)
+    messages = parse_messages(_turns(value, source, where), where)
     fields = {name: value for name, value in record.items() if name != source or source == "question"}
+    fields = {name: value for name, value in fields.items() if name not in there or value is not None}
     if source == "prompt" and not is_text:
         has_reply = "answer" not in fields and messages[-1]["role"] == "assistant"
         fields["prompt"] = [dict(message) for message in messages[: -1 if has_reply else None]]
@@ -174,7 +183,7 @@ def with_system(messages: Messages, system_prompt: str) -> Messages:
     return ({"role": "system", "content": system_prompt}, *messages)
 
 
-def _turns(value: Any, where: str) -> list[Any]:
+def _turns(value: Any, name: str, where: str) -> list[Any]:
     """Returns a prompt as a list of messages: text is what a user says.
 
     Also reads the mapping of lists that older `datasets` made of a list of mappings.
@@ -184,7 +193,8 @@ def _turns(value: Any, where: str) -> list[Any]:
     if isinstance(value, Mapping) and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
-        raise UserError(f"{where}: a prompt is text or a list of messages, not {type(value).__name__}")
+        found = "null" if value is None else type(value).__name__
+        raise UserError(f"{where}: field {name!r} is {found}, not text or a list of messages")
     if not value:
         raise UserError(f"{where}: messages must be a list of objects with role and content, at least one")
     return value

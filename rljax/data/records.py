@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rljax import json_fields
+from rljax.config.files import unexpanded
 from rljax.data.shards import require_all_shards
 from rljax.errors import UserError
 
@@ -237,10 +238,12 @@ def _files(path: Path, split: str, key: str) -> list[Path]:
                 return found
         if saved := _saved_files(path, split, key):
             return saved
-        there = ", ".join(sorted(p.name for p in path.iterdir() if p.suffix in SUFFIXES)) or "no such file"
-        raise UserError(f"{key}.path: {path} has no {split}.jsonl or {split}.parquet (there: {there}; split is {key}.split)")
+        names = sorted(found.name for found in path.iterdir())
+        of_a_kind = ", ".join(name for name in names if Path(name).suffix in SUFFIXES)
+        there = "there: " + (of_a_kind or f"no {', '.join(sorted(SUFFIXES))} file") if names else "it is empty"
+        raise UserError(f"{key}.path: {path} has no {split}.jsonl or {split}.parquet ({there}; split is {key}.split)")
     if not path.exists():
-        raise UserError(f"{key}.path: no such file: {path} ({KINDS}; nothing is fetched from a hub)")
+        raise UserError(f"{key}.path: no such file: {path} ({unexpanded(path)}{KINDS}; nothing is fetched from a hub)")
     if path.suffix not in SUFFIXES:
         raise UserError(f"{key}.path: {path} is neither .jsonl nor .parquet nor .arrow ({KINDS})")
     return [path]

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from rljax.config.files import unexpanded
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
 from rljax.hf.init import init_directory
@@ -34,7 +35,7 @@ def prepare_model_directory(actor: ActorConfig, init: Path, *, seed: int) -> Pat
         directory = Path(actor.path)
         if not (directory / "config.json").is_file():
             remedy = "a Hugging Face model directory; nothing is fetched from a hub: download it and name the directory"
-            raise UserError(f"actor.path: no config.json in {directory} ({remedy})")
+            raise UserError(f"actor.path: no config.json in {directory} ({unexpanded(directory)}{remedy})")
         return directory
     if not init.is_dir():
         aside = init.with_name(f".{init.name}.tmp")  # a killed run leaves this half-made, and never `init`

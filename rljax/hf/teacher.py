@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rljax.config.files import unexpanded
 from rljax.config.schema import ActorConfig
 from rljax.errors import UserError
 from rljax.hf.read_model import read_model
@@ -29,7 +30,7 @@ def check(actor: ActorConfig, model_dir: Path) -> None:
         if (teacher / "adapter_config.json").is_file():
             raise UserError(f"{KEY}: {teacher} holds LoRA adapters alone (name a directory with the merged model)")
         remedy = "a Hugging Face model directory, such as export/ of a finished run; nothing is fetched from a hub"
-        raise UserError(f"{KEY}: no {CONFIG} in {teacher} ({remedy})")
+        raise UserError(f"{KEY}: no {CONFIG} in {teacher} ({unexpanded(teacher)}{remedy})")
     theirs, ours = read_model(teacher).vocab_size, read_model(model_dir).vocab_size
     if theirs < ours:
         raise UserError(f"{KEY}: {teacher} has logits for {theirs} ids and the policy for {ours} (a teacher needs all of them)")

@@ -114,6 +114,7 @@ class Buffer:
         self._source = source
         self._requeued: deque[Ticket] = deque()  # admitted before new prompts
         self._running: dict[int, Ticket] = {}  # by index
+        self._dropped: dict[int, Ticket] = {}  # by index: those behind the last prompt that did not fail
         self._ready: list[Entry] = []  # a heap
         self._waiters: list[asyncio.Future[None]] = []
         self._follows = False  # others publish: `follow`
@@ -139,6 +140,14 @@ class Buffer:
     def done(self) -> int:
         """Number of prompts that are done: consumed, rejected or dropped."""
         return self.consumed + self.counts["rejected"] + self.counts["dropped"]
+
+    @property
+    def dropped_last(self) -> list[Ticket]:
+        """Prompts that were dropped one after the other, up to the newest that was drawn."""
+        first = self.drawn
+        while first - 1 in self._dropped:
+            first -= 1
+        return [self._dropped[index] for index in range(first, self.drawn)]
 
     @property
     def capacity(self) -> int:
@@ -207,15 +216,18 @@ class Buffer:
             raise ValueError(f"group {group.uid} has no token to train on: reject it")
         del self._running[ticket.index]
         self.counts["finished"] += 1
+        self._did_not_fail(ticket)
         self._push(Entry(oldest, ticket.index, ticket, group))
         self.wake()
 
     def reject(self, ticket: Ticket) -> None:
         """Rejects the group of a prompt, which is then done. A later prompt fills the batch."""
+        self._did_not_fail(ticket)
         self._end(ticket, "rejected")
 
     def drop(self, ticket: Ticket) -> None:
         """Gives up a prompt that failed too often."""
+        self._dropped[ticket.index] = ticket
         self._end(ticket, "dropped")
 
     def requeue(self, ticket: Ticket, *, own_fault: bool) -> None:
@@ -226,6 +238,19 @@ class Buffer:
         """
         self._end(ticket, "again")
         self._requeued.append(dataclasses.replace(ticket, attempt=ticket.attempt + 1, failures=ticket.failures + own_fault))
+
+    def try_again(self) -> int:
+        """Has the prompts of `dropped_last` generated again, as if they had not failed.
+
+        Returns their number.
+        """
+        tickets, self._dropped = self.dropped_last, {}
+        self.counts["dropped"] -= len(tickets)
+        self._requeued.extend(dataclasses.replace(ticket, attempt=ticket.attempt + 1, failures=0) for ticket in tickets)
+        return len(tickets)
+
+    def _did_not_fail(self, ticket: Ticket) -> None:
+        self._dropped = {index: dropped for index, dropped in self._dropped.items() if index > ticket.index}
 
     def _end(self, ticket: Ticket, outcome: str) -> None:
         del self._running[ticket.index]
@@ -345,6 +370,7 @@ class Buffer:
             "counts": dict(self.counts),
             "source": self._source.state(),
             "pending": [ticket_to_json(t) for t in pending],
+            "dropped": [ticket_to_json(t) for t in self.dropped_last],
         }
 
     def entries(self) -> list[Entry]:
@@ -357,6 +383,7 @@ class Buffer:
         self.undone = state.get("undone", 0)  # checkpoints from before there were rollbacks lack it
         self._restore_position(state)
         self._requeued = deque(ticket_from_json(t) for t in state["pending"])
+        self._dropped = {t.index: t for t in map(ticket_from_json, state.get("dropped", ()))}  # older checkpoints lack it
         for entry in entries:
             self._push(entry)
         self.wake()
@@ -382,6 +409,7 @@ class Buffer:
         self.counts = Counter(state["counts"])
         self._source.restore(state["source"])
         self._running = {}
+        self._dropped = {}
         self._ready = []
 
 

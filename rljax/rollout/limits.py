@@ -51,13 +51,24 @@ def total_steps(config: Config, prompts_per_epoch: int) -> int:
     return steps if config.actor.loss == "sft" else steps + config.warmup.steps
 
 
+def failed_at_the_end(buffer: Buffer) -> int:
+    """Counts the prompts at the end of the data that failed one after the other.
+
+    0 if they may be at fault themselves: one alone, or fewer than the groups of the last step.
+    """
+    last = len(buffer.dropped_last)
+    all_of_a_step = last >= buffer.limits.batch_size or buffer.consumed % buffer.limits.batch_size == 0
+    return last if last > 1 and all_of_a_step else 0
+
+
 def shortfall(buffer: Buffer) -> tuple[str, bool]:
     """Describes what a run that ends did not train on.
 
     Returns:
       One line, empty if nothing is missing, and whether the run is incomplete: it has fewer steps
-      than it was asked for or, where epochs bound it, trained on less than LEAST_SHARE of the
-      prompts. Prompts that a filter rejects are no shortfall of an epoch otherwise.
+      than it was asked for, its last groups failed one after the other or, where epochs bound it,
+      it trained on less than LEAST_SHARE of the prompts. Prompts that a filter rejects are no
+      shortfall of an epoch otherwise.
     """
     limits, counts = buffer.limits, buffer.counts
     assert limits.prompts is not None
@@ -67,4 +78,6 @@ def shortfall(buffer: Buffer) -> tuple[str, bool]:
         return "", False
     lost = [f"{counts[name]} {name}" for name in ("rejected", "dropped") if counts[name]]
     line = f"trained on {buffer.consumed} of {asked} groups, as the {limits.prompts} prompts ran out ({', '.join(lost)})"
-    return line, by_steps or buffer.consumed < LEAST_SHARE * asked
+    if failed := failed_at_the_end(buffer):
+        line += f", the last {failed} one after the other"
+    return line, bool(failed) or by_steps or buffer.consumed < LEAST_SHARE * asked

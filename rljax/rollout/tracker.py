@@ -24,6 +24,7 @@ from rljax.rollout.result import Failure, Result
 from rljax.types import PROMPT_VERSION, Group, Trajectory, episode_rewards
 
 GENERATED_TOKENS = "generated_tokens"  # counted in this process, for the rate; no metric of its own, as a kill loses some
+SAID_DROPPED = (1, 10, 100, 1000, 10_000, 100_000)  # dropped prompts, counted over the run, with a line
 WARN_REJECTED = 64  # groups rejected in a row before a warning
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,14 @@ class PromptTracker:
         self._beat = beat
         self._start_version: dict[int, int] = {}  # version when generation began, by index
         self._failures: list[Failure] = []  # since the last group that did not fail
-        self.first_failure: Failure | None = None  # of a whole group
+        self._first_failure: Failure | None = None  # of a whole group
         self._rejected = 0  # groups since the last accepted one
         self._rejected_rewards: list[float] = []  # mean rewards of the last rejected groups
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """First failure of a whole group: of those in a row up to now, else of the run. None: none."""
+        return self._failures[0] if self._failures else self._first_failure
 
     def settle_recovered(self, ticket: Ticket) -> bool:
         """Settles a prompt whose group a killed process finished. Returns whether there is one."""
@@ -162,7 +168,7 @@ class PromptTracker:
     def _failed(self, ticket: Ticket, failures: Sequence[Failure]) -> None:
         """Requeues or drops a prompt all of whose episodes failed."""
         first = failures[0]
-        self.first_failure = self.first_failure or first
+        self._first_failure = self._first_failure or first
         self._beat(f"failed group {ticket.prompt.uid}")
         if not self._failures:
             log.warning("prompt %s failed: %s", ticket.prompt.uid, first.reason)
@@ -170,8 +176,11 @@ class PromptTracker:
         if not (own_fault and ticket.failures):  # while the learner is busy, prompts that failed are all that is generated
             self._count_failure(first)
         if own_fault and ticket.failures + 1 >= self._config.recover.max_prompt_failures:
-            log.warning("prompt %s is dropped: it failed %d times", ticket.prompt.uid, ticket.failures + 1)
             self._buffer.drop(ticket)
+            count = self._buffer.counts["dropped"]
+            if count in SAID_DROPPED:
+                so_far = f" ({count} are by now)" if count > 1 else ""
+                log.warning("prompt %s is dropped: it failed %d times%s", ticket.prompt.uid, ticket.failures + 1, so_far)
         else:
             self._buffer.requeue(ticket, own_fault=own_fault)
 

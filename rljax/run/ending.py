@@ -13,7 +13,7 @@ from rljax.engine import ExportToDirectory
 from rljax.errors import IncompleteRun
 from rljax.hf.turn_ends import write_turn_ends
 from rljax.rollout.buffer import Buffer
-from rljax.rollout.limits import shortfall
+from rljax.rollout.limits import failed_at_the_end, shortfall
 from rljax.rollout.result import Failure
 from rljax.run.oversight import Oversight
 from rljax.run.parts import Run
@@ -48,6 +48,12 @@ class Ending:
         config = self.run.config
         over = supervised_done and (config.actor.loss == "sft" or self.buffer.over)
         return self.run.before is not None and self.run.before.has_ended and over and not self._missing_exports()
+
+    def was_incomplete(self) -> bool:
+        """Returns whether the checkpoint is of a run that ended far from what it was asked to do."""
+        if self.run.before is not None and self.run.before.state is RunState.INCOMPLETE:
+            return True
+        return self.buffer.over and shortfall(self.buffer)[1]  # a later command may have failed at its start
 
     def _missing_exports(self) -> list[str]:
         config = self.run.config
@@ -88,10 +94,15 @@ class Ending:
             self.reporter.status(step, RunState.FINISHED)
             return
         first = f"the first failure: {failure.reason}; " if failure else ""
-        remedy = "more prompts or total_train_epochs, fewer total_train_steps, or another filter, workflow or reward"
+        remedy = self._remedy()
         error = f"incomplete at step {step}: {missing} ({first}{remedy})"
         self.reporter.status(step, RunState.INCOMPLETE, error)
         raise IncompleteRun(error)
+
+    def _remedy(self) -> str:
+        if failed_at_the_end(self.buffer):
+            return "the same command tries these again"
+        return "more prompts or total_train_epochs, fewer total_train_steps, or another filter, workflow or reward"
 
     def export_to(self, name: str) -> None:
         """Exports the policy to a directory of the run as a HF directory, whole or not at all."""

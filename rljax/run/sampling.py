@@ -54,7 +54,7 @@ class Sampling:
 
     @property
     def first_failure(self) -> Failure | None:
-        """First failure of a whole group in this process; None if there was none."""
+        """First failure of a whole group here, of the last in a row; None if there was none."""
         return next((tracker.first_failure for tracker in self._trackers if tracker.first_failure), None)
 
     async def open(self) -> None:

@@ -86,8 +86,65 @@ def test_a_run_that_did_less_than_it_was_asked_to_is_not_finished(tmp_path, capl
         state == "finished" and line == "finished at step 2; trained on 6 of 12 groups, as the 12 prompts ran out (6 rejected)"
     )
     state, line = ended("failing", {"recover.max_prompt_failures": 1}, n_prompts=3, workflow=Without(RewardTimeout("slow")))
-    assert state == "incomplete" and "(3 dropped) (the first failure: reward_timeout: RewardTimeout: slow; " in line
+    assert state == "incomplete" and "(3 dropped), the last 3 one after the other (the first failure: reward" in line
     assert not (tmp_path / "failing" / "export").exists() and (tmp_path / "steps" / "export").exists()
+
+
+class BreaksLate(Repeat):
+    """Raises for prompts from one index on, as long as there is `bug`."""
+
+    def __init__(self, bug, first, also=()):
+        super().__init__()
+        self.bug, self.first, self.also = bug, first, also
+
+    async def episode(self, sampler, prompt, params, seed):
+        index = int(prompt.uid.split("/")[1])
+        if self.bug.exists() and (index >= self.first or index in self.also):
+            raise RuntimeError(f"a bug at {index}")
+        return await super().episode(sampler, prompt, params, seed)
+
+
+@pytest.mark.parametrize(("first", "freq_steps", "failed_since"), [(8, None, True), (8, 1, False), (10, 1, False)])
+def test_last_groups_that_failed_one_after_the_other_are_incomplete_and_tried_again(tmp_path, first, freq_steps, failed_since):
+    """All of the 16 prompts are trained on once, when the bug is gone."""
+    bug, sinks = tmp_path / "bug", Sinks()
+    bug.touch()
+
+    def run(before):
+        made = make_run(
+            tmp_path,
+            ASYNC | {"recover.max_prompt_failures": 2, "saver.freq_steps": freq_steps},
+            n_prompts=16,
+            workflow=BreaksLate(bug, first, also=(3,)),
+            sink=sinks,
+        )
+        return dataclasses.replace(made, before=before)
+
+    line = rf"trained on {first - 1} of 16 .*\({17 - first} dropped\), the last {16 - first} one after the other"
+    before, made = None, None
+    for _ in range(2):  # and while the bug is there it is no other
+        with pytest.raises(IncompleteRun, match=line) as info:
+            loop.train(made := run(before))
+        assert "the first failure: workflow_error: RuntimeError: a bug at " in str(info.value)
+        assert "a bug at 3;" not in str(info.value) and str(info.value).endswith("the same command tries these again)")
+        before = sinks.opened[-1].statuses[-1]
+        assert before.state == "incomplete"
+    if failed_since:
+        before = dataclasses.replace(before, state=RunState.FAILED)  # by a command that failed at its start
+    bug.unlink()
+    loop.train(made := run(before))
+    assert sinks.opened[-1].statuses[-1].state == "finished"
+    trained = made.engine.learner.trained
+    assert {uid: len(steps) for uid, steps in trained.items()} == {f"0/{i}": 1 for i in range(16) if i != 3}
+
+
+@pytest.mark.parametrize(("n_prompts", "first"), [(12, 11), (13, 12), (12, 9)])  # the second: a step of its own
+def test_last_prompts_that_may_fail_by_themselves_leave_a_run_finished(tmp_path, n_prompts, first):
+    bug, sinks = tmp_path / "bug", Sinks()
+    bug.touch()
+    overrides = {"recover.max_prompt_failures": 2}
+    loop.train(make_run(tmp_path, overrides, n_prompts=n_prompts, workflow=BreaksLate(bug, first), sink=sinks))
+    assert sinks.opened[-1].statuses[-1].state == "finished"
 
 
 def test_a_limit_on_steps_holds_where_a_run_goes_on_with_more_groups_ready(tmp_path):

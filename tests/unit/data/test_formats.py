@@ -139,13 +139,24 @@ def test_columns_that_json_does_not_have_are_read_or_refused_with_their_row(tmp_
         field([10**7], pa.date32())
 
 
+def test_sets_that_were_joined_give_the_prompts_of_each(tmp_path):
+    """Null in the columns of the other set changes nothing of a record."""
+    says = [{"role": "user", "content": "1+1="}]
+    alone, path = [{"prompt": "1+1=", "answer": "2"}, {"messages": says, "answer": "2"}], tmp_path / "a.jsonl"
+    for records in (alone, [{"prompt": None, "messages": None} | record for record in alone]):
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        prompts = list(opened(path))
+        assert [list(prompt.messages) for prompt in prompts] == [says, says]
+        assert [dict(prompt.fields) for prompt in prompts] == [{"answer": "2"}, {"answer": "2"}]
+
+
 def test_a_prompt_in_bytes_is_text_or_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"prompt": [b"a"], "answer": [b"1"]}), path)
     (prompt,) = opened(path)
     assert (prompt.messages[0]["content"], prompt.fields["answer"]) == ("a", "1")
     pq.write_table(pa.table({"prompt": [b"\xff"], "answer": [b"1"]}), path)
-    with pytest.raises(UserError, match=r"row 1: a prompt is text or a list of messages"):
+    with pytest.raises(UserError, match=r"row 1: field 'prompt' is null, not text or a list of messages"):
         opened(path)
 
 

@@ -11,10 +11,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from rljax.config.schema import DatasetConfig, WarmupConfig
+from rljax.config import files
+from rljax.config.schema import ActorConfig, DatasetConfig, WarmupConfig
 from rljax.data import Labels, formats, labeled, open_prompts
 from rljax.data import prompts as prompts_module
 from rljax.errors import UserError
+from rljax.hf.model_directory import prepare_model_directory
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 
 DEFAULTS = DatasetConfig(
@@ -257,7 +259,13 @@ GOOD = '{"prompt": "a", "answer": "1"}\n'
             {},
             "{}:1: none of the fields messages, prompt, question (it has: promt, answer)",
         ),
-        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: a prompt is text or a list of messages, not NoneType"),
+        ("a.jsonl", '{"prompt": null, "answer": "1"}', {}, "{}:1: field 'prompt' is null, not text or a list of messages"),
+        (
+            "a.jsonl",
+            '{"prompt": null, "messages": null, "answer": "1"}',
+            {},
+            "{}:1: the fields messages and prompt are null, not text or a list of messages",
+        ),
         ("a.jsonl", GOOD + '{"prompt": "", "answer": "1"}', {}, "{}:2: the prompt is empty, "),
         ("a.jsonl", '{"messages": [{"role": "user"}], "answer": "1"}', {}, "{}:1: messages[0]: a message needs role"),
         ("a.jsonl", '{"messages": [], "answer": "1"}', {}, "{}:1: messages must be a list"),
@@ -394,6 +402,26 @@ def test_what_max_length_leaves_out_is_counted_and_said(tmp_path, tokenizer, cap
     assert (prompts.skipped, len(prompts)) == (long, 5 - long)
     said = f"train_dataset: {long} of 5 prompts are longer than 100 tokens"
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == ([("WARNING", said)] if long else [])
+
+
+@pytest.mark.parametrize("path", ["~/x.jsonl", "~me"])
+def test_a_path_with_a_tilde_that_nobody_expands_says_so(tmp_path, path):
+    why = r"\(~ stands for no home directory in a config: write"
+    with pytest.raises(UserError, match=rf"no such file: {path} {why}"):
+        open_prompts(config(path), seed=1)
+    with pytest.raises(UserError, match=rf"no config.json in {path} {why}"):
+        prepare_model_directory(ActorConfig(path=path, init_from_scratch=False), tmp_path, seed=1)
+    with pytest.raises(UserError, match=rf"--config: no such file: {path} {why}"):
+        files.find(path)
+
+
+def test_a_directory_without_a_file_says_that_it_is_empty_or_has_no_such_kind(tmp_path):
+    (tmp_path / "d.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"d.jsonl has no train.jsonl or train.parquet \(it is empty; split is"):
+        open_prompts(config(tmp_path / "d.jsonl"), seed=1)
+    (tmp_path / "d.jsonl" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"\(there: no .arrow, .jsonl, .parquet file; split is"):
+        open_prompts(config(tmp_path / "d.jsonl"), seed=1)
 
 
 def test_a_directory_without_the_split_says_what_it_has(tmp_path):

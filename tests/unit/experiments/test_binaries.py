@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from rljax.errors import PluginFailed, TooManyFailures, UserError
+from rljax.errors import IncompleteRun, PluginFailed, TooManyFailures, UserError
 from rljax.experiments import main, recording
-from rljax.sinks import RunState
+from rljax.sinks import RunState, Status
 from rljax.sinks.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -164,6 +164,15 @@ def test_recorded_keeps_the_first_line_of_any_error_and_lets_go_of_the_lock(tmp_
         again = RunDirectory(tmp_path)
         assert (again.read_status().state, again.read_status().error) == (RunState.FAILED, expected)
         again.close()
+
+
+def test_recorded_leaves_an_incomplete_run_incomplete(tmp_path):
+    run = RunDirectory(tmp_path)
+    status = Status(RunState.INCOMPLETE, 2, 2, 4, "incomplete at step 2")
+    with pytest.raises(IncompleteRun), recording.recorded(run, 1):
+        run.write_status(status)
+        raise IncompleteRun(status.error)
+    assert run.read_status() == status and status.error in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

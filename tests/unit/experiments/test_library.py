@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from rljax.config import io as config_io
 from rljax.config import registry
 from rljax.configs import quickstart
 from rljax.engines.fake import model
-from rljax.errors import IncompleteRun, UserError
+from rljax.errors import IncompleteRun, PluginFailed, TooManyFailures, UserError
 from rljax.experiments import library, train
 from rljax.hf.tokenizer import build_char_tokenizer, load_tokenizer
 from rljax.process.signals import request_stop
@@ -93,6 +94,24 @@ def test_a_function_goes_to_the_reward_processes_with_what_it_refers_to(config, 
     assert exports[1] == exports[2] and exports[0].keys() == exports[1].keys()
 
 
+def test_a_reward_of_a_script_that_raises_says_in_which_file_and_line(config, tmp_path):
+    """Also where the line is of a function inside it, or of another one that it calls."""
+
+    def helper():
+        raise ValueError("my bug")
+
+    def direct(prompt, completion):
+        return (lambda: 1 / 0)()
+
+    def called(prompt, completion):
+        return helper()
+
+    for reward, code in ((direct, direct.__code__), (called, helper.__code__)):
+        place = rf"\({Path(__file__).name}:{code.co_firstlineno + 1}\), and on 2 more"
+        with pytest.raises(PluginFailed, match=place):
+            rljax.train(config, workdir=tmp_path / reward.__name__, reward=reward)
+
+
 def test_a_reward_that_cannot_be_sent_is_one_line(config, tmp_path):
     lock = threading.Lock()
     with pytest.raises(UserError, match=r"reward.name: .*lambda> cannot be sent to another process: .*lock"):
@@ -108,6 +127,34 @@ def test_a_workflow_may_be_an_object(config, tmp_path):
     config.rollout.workflow_args = {"most": 6}
     with pytest.raises(UserError, match=r"rollout.workflow_args: .*Counting is made already, and takes none"):
         rljax.train(config, workdir=tmp_path / "other", workflow=workflow)
+
+
+class Broken:
+    async def episode(self, sampler, prompt, params, seed):
+        raise ZeroDivisionError("my bug")
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_workflow_that_always_fails_shows_where_once_and_few_lines_before(config, tmp_path, capsys, in_a_loop):
+    config.recover.max_consecutive_failures = 32
+
+    def call():
+        rljax.train(config, workdir=tmp_path / "run", workflow=Broken())
+
+    async def cell():
+        call()
+
+    logging.getLogger("rljax").addHandler(handler := logging.StreamHandler(sys.stderr))  # a program's own logging
+    try:
+        with pytest.raises(TooManyFailures) as info:
+            asyncio.run(cell()) if in_a_loop else call()
+    finally:
+        logging.getLogger("rljax").removeHandler(handler)
+    said = capsys.readouterr().err
+    assert isinstance(info.value.__cause__, ZeroDivisionError)
+    assert said.count("Traceback") == 1 and f'{Path(__file__).name}", line' in said
+    dropped = re.findall(r"prompt (\S+) is dropped: it failed 4 times(?: \((\d+) are by now\))?", said)
+    assert [count for _, count in dropped] == ["", "10"][: len(dropped)] and dropped
 
 
 def test_what_is_importable_keeps_its_name_and_goes_to_workers(config, tmp_path):

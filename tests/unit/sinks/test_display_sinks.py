@@ -1,6 +1,7 @@
 """TensorBoard, W&B, plain lines and the live view show the numbers that metrics.jsonl holds."""
 
 import dataclasses
+import datetime
 import io
 import json
 import logging
@@ -87,21 +88,50 @@ def test_plain_lines_merge_a_step_and_name_the_end():
 
 
 def test_a_line_every_few_seconds_has_means_rates_clock_and_what_is_left(monkeypatch):
-    """300 steps of 0.1 s are six lines at 5 s each, whose means are those of the steps since the last."""
+    """After a start of 60 s, 300 steps of 0.1 s are six lines, whose means are those of the steps since the last."""
     clock, stream = [0.0], io.StringIO()
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
     sink = LineSink(stream, every=5.0)
+    sink.status(Status(RunState.RUNNING, step=0, version=0, total_steps=1000))
+    sink.write(0, {"eval-rollout/reward": Mean(0.5, 1)})
+    clock[0] += 60
     for step in range(1, 301):
         clock[0] += 0.1
         tokens = {"timeperf/trained_tokens_per_s": Mean(50, 0.1), "timeperf/wall": Mean(0.1, 1)}
-        sink.write(step, {"warmup/loss": Mean(float(step), 1)} | tokens)
+        sink.write(step, {"sft/loss": Mean(float(step), 1)} | tokens)
         sink.status(Status(RunState.RUNNING, step=step, version=0, total_steps=1000))
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 6 and all(line[2] == line[5] == ":" for line in lines)
-    assert lines[0][10:] == "step 1/1000  warm-up loss 1  500 tokens/s  0.1 s/step"
+    start, *lines = stream.getvalue().splitlines()
+    assert start[10:] == "step 0/1000  eval reward 0.5" and len(lines) == 6 and all(line[2] == line[5] == ":" for line in lines)
+    assert lines[0][10:] == "step 1/1000  supervised loss 1  500 tokens/s  0.1 s/step"
     first, second = (int(line.split("step ")[1].split("/")[0]) for line in lines[1:3])
-    assert lines[2][10:].startswith(f"step {second}/1000  warm-up loss {(first + 1 + second) / 2:g}  500 tokens/s  0.1 s/step")
+    mean = (first + 1 + second) / 2
+    assert lines[2][10:].startswith(f"step {second}/1000  supervised loss {mean:g}  500 tokens/s  0.1 s/step")
     assert lines[2].endswith(f"  0:01:{round((1000 - second) / 10) - 60:02} left")
+
+
+@pytest.mark.parametrize("make", [lambda stream: LineSink(stream), lambda stream: LiveSink()])
+def test_the_time_left_is_that_of_the_steps_that_are_left(monkeypatch, capsys, make):
+    """900 warm-up steps of 0.1 s, then steps of 1 s, and from the hundredth on of 3 s: none of an earlier kind counts."""
+    clock, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    sink, left = make(stream), {}
+    sink.status(Status(RunState.RUNNING, step=0, version=0, total_steps=1200))
+    for step in range(1, 1101):
+        version = max(0, step - 900)
+        clock[0] += 0.1 if not version else 1.0 if version < 100 else 3.0
+        sink.write(step, {"rollout/reward": Mean(1.0, 1)} if version else {"warmup/loss": Mean(1.0, 1)})
+        sink.status(Status(RunState.RUNNING, step=step, version=version, total_steps=1200))
+        sink.write(step, {"eval-rollout/reward": Mean(1.0, 1)})  # no step: it changes nothing
+        if isinstance(sink, LineSink):
+            said = stream.getvalue().splitlines()[-2]
+        else:
+            said = sink._progress.tasks[0].fields["left"]
+        left[step] = said.split("  ")[-1].removesuffix(" left") if "left" in said else None
+    sink.close()
+    assert not any(left[step] for step in range(1, 902))
+    for version in (2, 50, 99):
+        assert left[900 + version] == str(datetime.timedelta(seconds=300 - version))
+    assert left[1100] == str(datetime.timedelta(seconds=3 * 100))
 
 
 def test_a_run_that_has_more_steps_than_it_is_asked_for_is_not_at_a_share_of_them():
