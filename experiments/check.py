@@ -90,7 +90,8 @@ class Checks:
         prompts = self._attempt("train_dataset", opens, needs=("train_dataset.path",))
         held_out = self._attempt("valid_dataset", lambda: self._open_held_out(tokenizer, tools)) or []
         if prompts is not None:
-            self._attempt("train_dataset", lambda: require_step(self._config, len(prompts)))
+            sizes = ("train_dataset.batch_size", "rollout.consumer_batch_size", "total_train_")
+            self._attempt("train_dataset", lambda: require_step(self._config, len(prompts)), needs=sizes)
         if tokenizer is not None and prompts is not None:
             self._check_texts(tokenizer, prompts)
             self._attempt("train_dataset", lambda: self._check_lengths(pools, tokenizer, prompts, held_out))

@@ -47,6 +47,7 @@ def bench(*arguments):
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_two_checkouts_are_measured_in_turns():
     small = ("allocation_mode=fake:d1", "warmup.steps=2", "train_dataset.batch_size=2", "gconfig.n_samples=2")
     done = bench(

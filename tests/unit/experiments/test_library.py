@@ -144,12 +144,9 @@ def test_a_workflow_that_always_fails_shows_where_once_and_few_lines_before(conf
     async def cell():
         call()
 
-    logging.getLogger("rljax").addHandler(handler := logging.StreamHandler(sys.stderr))  # a program's own logging
-    try:
-        with pytest.raises(TooManyFailures) as info:
-            asyncio.run(cell()) if in_a_loop else call()
-    finally:
-        logging.getLogger("rljax").removeHandler(handler)
+    own = logging.StreamHandler(sys.stderr)
+    with logging_of_a_script(ours=[own]), pytest.raises(TooManyFailures) as info:
+        asyncio.run(cell()) if in_a_loop else call()
     said = capsys.readouterr().err
     assert isinstance(info.value.__cause__, ZeroDivisionError)
     assert said.count("Traceback") == 1 and f'{Path(__file__).name}", line' in said

@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rljax.config.schema import RewardConfig
@@ -17,6 +16,7 @@ from rljax.errors import RewardError, RewardTimeout, UserError
 from rljax.metrics.mean import Mean
 from rljax.rewards import RewardPool
 from rljax.types import Prompt
+from tests.processes import is_running, running_children
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -52,7 +52,7 @@ def run(function):
 
 
 def children():
-    return {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+    return {process.pid for process in running_children()}
 
 
 def wait_until(condition, seconds=20.0):
@@ -60,10 +60,6 @@ def wait_until(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
-
-
-def running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_scores_errors_and_what_user_code_does_to_its_process():
@@ -139,7 +135,7 @@ def test_hung_reward_stalls_neither_the_others_nor_the_event_loop():
             with pytest.raises(asyncio.CancelledError):
                 await slow
             outcomes = await asyncio.gather(*(rewards.score(PROMPT, "pid") for _ in range(2)))  # both can be used again
-            assert all(running(int(outcome.reward)) for outcome in outcomes)
+            assert all(is_running(int(outcome.reward)) for outcome in outcomes)
 
     run(main)
 
@@ -152,7 +148,7 @@ def test_a_timeout_takes_the_processes_that_the_reward_started(tmp_path):
             with pytest.raises(RewardTimeout):
                 await rewards.score(PROMPT, f"spawn {pids}")
             for pid in map(int, pids.read_text().split()):
-                wait_until(lambda pid=pid: not running(pid))
+                wait_until(lambda pid=pid: not is_running(pid))
 
     run(main)
 
@@ -165,7 +161,7 @@ def test_a_process_that_dies_is_waited_for_not_its_pipe(tmp_path):
         async with pool(timeout=3600.0) as rewards:
             with pytest.raises(RewardError, match="was killed by SIGKILL"):
                 await rewards.score(PROMPT, f"fork {pid}")
-            wait_until(lambda: not running(int(pid.read_text())))
+            wait_until(lambda: not is_running(int(pid.read_text())))
             assert (await rewards.score(PROMPT, "value 1")).reward == 1.0
 
     run(main)
@@ -304,14 +300,14 @@ def test_no_process_outlives_a_parent_that_is_killed():
     code = PARENT.format(root=str(ROOT), here=str(HERE))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 3 and all(running(pid) for pid in pids)
+        assert len(pids) == 3 and all(is_running(pid) for pid in pids)
         for pid in pids:
             os.kill(pid, signal.SIGINT)  # as Ctrl-C does to a whole terminal: it is the parent's to handle
         time.sleep(0.2)
-        assert all(running(pid) for pid in pids)
+        assert all(is_running(pid) for pid in pids)
         parent.kill()
     for pid in pids:
-        wait_until(lambda pid=pid: not running(pid))
+        wait_until(lambda pid=pid: not is_running(pid))
 
 
 def test_what_shipped_rewards_import_late_is_there_before_the_clock_of_the_first_call_runs(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from rljax.errors import UserError
 from rljax.tools import sandbox as sandbox_module
 from rljax.tools.sandbox import Limits, Outcome, Sandbox
+from tests.processes import running_children
 
 LIMITS = Limits(seconds=20.0, memory_mb=256, files_mb=4, output_bytes=4000)
 
@@ -131,7 +132,7 @@ def test_what_never_ends_is_ended_and_leaves_no_process(code, outcome):
 
 def children() -> set[psutil.Process]:
     """Returns the living processes below this one, which may have some of other tests."""
-    return {child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE}
+    return set(running_children())
 
 
 def test_a_cancelled_run_leaves_no_process(sandbox):

@@ -30,6 +30,7 @@ from rljax.engines.http.config import SglangConfig
 from rljax.engines.http.launcher import Process, SglangServers, environment, installed_release, launch_command
 from rljax.errors import UserError
 from rljax.testing.models import config_of, make_model
+from tests.processes import is_running, running_children
 from tests.shared import REPOSITORY
 
 STAND_IN = """
@@ -92,14 +93,10 @@ def config(tmp_path: Path, **options):
     )
 
 
-def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-
-
 def gone(pids: list[int], within: float = 10.0) -> bool:
     end = time.monotonic() + within
     while time.monotonic() < end:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        if not any(map(is_running, pids)):
             return True
         time.sleep(0.02)
     return False
@@ -108,9 +105,9 @@ def gone(pids: list[int], within: float = 10.0) -> bool:
 def test_servers_start_on_their_own_ports_and_stop_with_their_children(stand_in, tmp_path, monkeypatch):
     """Their key may look like an option."""
     monkeypatch.setattr("rljax.engines.http.launcher.secrets.token_urlsafe", lambda: "-a-key-of-letters-and-hyphens")
-    before = children()
+    before = running_children()
     servers = SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
-    started = [p.pid for p in children() if p not in before]
+    started = [p.pid for p in running_children() if p not in before]
     assert len({remote.base for remote in servers.remotes}) == 2
     assert servers.remotes[0].info.overlapped and servers.remotes[0].info.context_length == 64
     assert servers.died(0) is None and len(started) == 6  # a reaper, a server and its child, twice
@@ -211,10 +208,10 @@ def test_a_port_that_somebody_took_is_replaced_by_another(stand_in, tmp_path):
 
 def test_a_start_that_fails_shows_the_end_of_the_log_and_leaves_nothing_running(stand_in, tmp_path):
     (stand_in / "broken").touch()
-    before = children()
+    before = running_children()
     with pytest.raises(UserError, match=r"(?s)status 3.*no such attention backend"):
         SglangServers(config(tmp_path), Pool("sglang", data=2), tmp_path)
-    assert gone([p.pid for p in children() if p not in before])
+    assert gone([p.pid for p in running_children() if p not in before])
 
 
 @pytest.mark.parametrize(("device", "told"), [("", True), ("cuda", False)])
@@ -249,7 +246,7 @@ def test_a_dead_server_is_started_again_until_it_has_died_too_often(stand_in, tm
 @pytest.mark.parametrize("when", ["while the dead one is stopped", "while the new one starts"])
 def test_nothing_is_started_once_the_servers_are_closed(stand_in, tmp_path, monkeypatch, when):
     """A run may end while a server is being restarted; the new process ends too."""
-    before = children()
+    before = running_children()
     servers = SglangServers(config(tmp_path), Pool("sglang"), tmp_path)
     if when == "while the new one starts":
         (stand_in / "mute").touch()
@@ -262,7 +259,7 @@ def test_nothing_is_started_once_the_servers_are_closed(stand_in, tmp_path, monk
         servers.restart(0)
     if when == "while the new one starts":
         closing.join()
-    assert gone([p.pid for p in children() if p not in before])
+    assert gone([p.pid for p in running_children() if p not in before])
 
 
 def test_servers_end_with_a_process_that_is_killed(tmp_path):
