@@ -20,6 +20,7 @@ exports/          the same of steps on the way, with saver.export_freq_steps
 best/             the same of the best checkpoint, with evaluator.best
 workers.json      address and token for workers, while the run listens (rljax/workers/server.py)
 workers/          output of the run's own workers
+servers/          logs of servers that the run or its launcher started, and their token
 init/             the initial model of a run with actor.init_from_scratch
 """
 
@@ -58,7 +59,19 @@ log = logging.getLogger(__name__)
 LINES = ("metrics", "histograms", "guard", "samples", "groups", "eval_samples")
 FILES = ("config.json", "plan.json", "context.json", "status.json", "log.txt", "log.txt.1", "workers.json")
 BESIDE = (".log", ".out", ".err", ".txt", ".py", ".sh", ".yaml", ".yml")  # suffixes of logs, configs and scripts
-FOLDERS = ("configs", "evaluations", "checkpoints", "journal", "flight", "export", "exports", "best", "workers", "init")
+FOLDERS = (
+    "configs",
+    "evaluations",
+    "checkpoints",
+    "journal",
+    "flight",
+    "export",
+    "exports",
+    "best",
+    "workers",
+    "servers",
+    "init",
+)
 
 
 class RunDirectory:
@@ -140,7 +153,7 @@ class RunDirectory:
 
     def _others(self) -> list[str]:
         """Returns the names of what is no part of a run, nor beside one by habit: logs, a config."""
-        ours = {*FILES, *FOLDERS, "servers", *(f"{name}.jsonl" for name in LINES)}
+        ours = {*FILES, *FOLDERS, *(f"{name}.jsonl" for name in LINES)}
         return sorted(
             path.name
             for path in self.path.iterdir()

@@ -274,7 +274,7 @@ def test_openrlhfs_other_losses_are_those_that_the_page_names(setters, change, t
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_kl_in_the_loss_has_openrlhfs_unbiased_gradient(setters, estimator):
-    """That of w (log-ratio)^2 / 2, w held, whatever the estimator: here by finite differences."""
+    """Gradient of w (log-ratio)^2 / 2, w held, whatever the estimator: here by finite differences."""
 
     def setter(tree):
         setters["as_openrlhf"](tree, "rloo")

@@ -1,4 +1,6 @@
-"""What a user's function depends on, across files: what its results show when a file is edited."""
+"""Files that a user's function depends on: its digest changes where an edit of one can change its
+results.
+"""
 
 import importlib
 import sys

@@ -1,4 +1,5 @@
-"""What `train` refuses at its start, `check` says before: each key of the schema with a wrong value.
+"""Refusals of `train` at its start, which `check` says before: each key of the schema with a wrong
+value.
 
 Each binary runs in a process of its own, with the same values one after the other.
 """
@@ -80,7 +81,7 @@ def wrong_text(leaf):
 
 
 def said(script, folder, cases):
-    """What one of the scripts prints for each case."""
+    """Runs one of the scripts. Returns what it prints for each case."""
     command = [sys.executable, "-c", COMMON + script, str(folder), json.dumps(cases)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=400, cwd=REPOSITORY, env=os.environ | {"XDG_CACHE_HOME": str(folder)}

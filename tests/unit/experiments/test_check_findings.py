@@ -20,7 +20,7 @@ from tests.shared import REPOSITORY
 
 
 def findings(tmp_path, records, *flags):
-    """What check prints. A flag is a key of the config and its value, or as on the command line."""
+    """Returns what check prints. A flag is a key of the config and its value, or as on the command line."""
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     given = {"train_dataset.path": data, "train_dataset.type": "prompt_answer", "valid_dataset.path": ""}

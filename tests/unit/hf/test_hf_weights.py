@@ -243,7 +243,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_model_that_only_a_server_reads_is_checked_as_the_learner_does(directory, damage):
-    """What `check_unread` refuses is what a load of ours refuses, in the same words."""
+    """Refuses what a load of ours refuses, in the same words."""
     check_unread(directory)
     change, says = DAMAGE[damage]
     rewrite(directory, change)
@@ -263,7 +263,7 @@ def test_a_model_that_only_a_server_reads_is_checked_as_the_learner_does(directo
 
 
 def test_a_model_that_only_a_server_knows_is_read_for_its_numbers_alone(directory):
-    """Of a mixture of experts, or quantized: the shapes are the server's business."""
+    """Leaves the shapes of a mixture of experts, or of a quantized model, to the server."""
     plain = json.loads((directory / "config.json").read_text())
     arrays = contents(directory) | {"scale": np.ones(3, np.int8), "x": np.ones(3, np.float32)}
 

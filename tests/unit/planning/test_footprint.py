@@ -71,7 +71,7 @@ def test_twice_the_tokens_take_twice_the_activations_and_full_recomputation_the_
     [("qwen3-0.6b", (2, 2, 2)), ("qwen3-0.6b", (1, 8, 1)), ("qwen3-0.6b", (1, 1, 16)), ("smollm2-135m", (1, 9, 3))],
 )
 def test_bytes_are_those_of_the_shards_that_the_parameters_are_cut_into(shape, sizes):
-    """With key/value heads that the tensor axis divides, and with those that stay whole."""
+    """Holds with key/value heads that the tensor axis divides, and with those that stay whole."""
     spec, mesh = shape_of(shape), jax.sharding.AbstractMesh(sizes, AXES)
     shards = [parameter_sharding(p, spec, mesh).shard_shape(p.shape) for p in parameters(spec)]
     data, fsdp, tensor = sizes

@@ -1,4 +1,4 @@
-"""What a plan says: as text, as JSON, and in a run's directory beside what was measured."""
+"""Words of a plan: as text, as JSON, and in a run's directory beside what was measured."""
 
 import json
 import math

@@ -222,7 +222,7 @@ def test_a_start_tells_of_system_prompts_that_records_keep_out(model, tmp_path):
 def test_a_start_tells_of_whole_numbers_in_a_column_of_floats_that_are_compared_as_text(
     answers, changes, told, type, model, tmp_path
 ):
-    """By the columns that pyarrow makes of the numbers, as pandas does where one is missing."""
+    """Takes the columns that pyarrow makes of the numbers, as pandas does where one is missing."""
     for name in ("train", "held"):
         columns = {"prompt": [f"{name} {answer}" for answer in answers], "answer": answers}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")

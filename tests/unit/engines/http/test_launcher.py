@@ -138,7 +138,7 @@ NAN = r"model\.safetensors: tensor 'model\.norm\.weight' has NaN or infinity, 1 
 
 
 def test_servers_without_a_learner_load_no_model_that_is_damaged(stand_in, tmp_path):
-    """With one it has read the same directory; then it is not read again."""
+    """Reads the directory without a learner alone: a learner has read the same one."""
     model_dir, plugin, pool = make_model(tmp_path / "model"), find_plugin("sglang"), Pool("sglang")
     asyncio.run(plugin.make_lone_sampler(config(tmp_path), pool, model_dir).close())
     with_a_nan(model_dir)
